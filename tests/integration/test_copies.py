@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.types import LongType
 from tests.golden.make_golden import in_order
 from tests.golden.test_golden import ARCHIVES, rows_of
 
@@ -194,6 +196,64 @@ def test_a_folder_restored_over_itself_goes_on(tmp_path: Path, kind: str) -> Non
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "kept").rename(tmp_path / "a")
     model.go_on(tmp_path / "a", "found")
+
+
+def test_a_lake_that_is_put_back_and_changed_otherwise_is_read_as_it_is_then(tmp_path: Path) -> None:
+    """Its files have the names that they had, its schemas the ids: neither tells what columns are."""
+    schema = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.string()), ("b", pa.string())])
+    with lh.connect(tmp_path / "a") as con:
+        table = con.create_table("shop.t", schema, lake="iceberg")
+        table.append([{"k": 1, "a": "a", "b": "b"}])
+        con.tier("shop.t")
+    shutil.copytree(tmp_path / "a", tmp_path / "kept")
+
+    def altered(*renamed: tuple[str, str], **defaults: str | None) -> list[dict[str, Any]]:
+        shutil.rmtree(tmp_path / "a")
+        shutil.copytree(tmp_path / "kept", tmp_path / "a")
+        with lh.connect(tmp_path / "a") as con:
+            table = con.table("shop.t")
+            with table.alter() as change:
+                for name, default in defaults.items():
+                    change.add_column(name, pa.string(), default=default)
+                for name, new in renamed:
+                    change.rename_column(name, new)
+            found: list[dict[str, Any]] = table.scan().to_arrow().to_pylist()
+            assert con.sql("from shop.t").to_arrow_table().to_pylist() == found
+            assert found == table.scan(where="k = 1").to_arrow().to_pylist()
+            for k in range(2, 6):
+                table.append([{"k": k}])
+                con.tier("shop.t")
+            table.lake.compact()
+            for read in (table.scan().to_arrow(), table.lake.iceberg().scan().to_arrow().select(list(found[0]))):
+                assert [row for row in read.to_pylist() if row["k"] == 1] == found
+            return found
+
+    assert altered(x=None) == [{"k": 1, "a": "a", "b": "b", "x": None}]
+    assert altered(("a", "c"), ("b", "a"), ("c", "b")) == [{"k": 1, "b": "a", "a": "b"}]
+    assert altered(x="one") == [{"k": 1, "a": "a", "b": "b", "x": "one"}]
+    assert altered(y="two") == [{"k": 1, "a": "a", "b": "b", "y": "two"}]
+    assert altered(("b", "right")) == [{"k": 1, "a": "a", "right": "b"}]
+
+
+def test_a_lake_that_is_put_back_and_changed_otherwise_by_another_engine(tmp_path: Path) -> None:
+    schema = pa.schema([("k", pa.int64()), ("s", pa.struct([("x", pa.int32())]))])
+    with lh.connect(tmp_path / "a") as con:
+        con.create_table("shop.t", schema, lake="iceberg").append([{"k": 1, "s": {"x": 5}}])
+        con.tier("shop.t")
+    shutil.copytree(tmp_path / "a", tmp_path / "kept")
+
+    def read(change: Callable[[UpdateSchema], object]) -> None:
+        shutil.rmtree(tmp_path / "a")
+        shutil.copytree(tmp_path / "kept", tmp_path / "a")
+        with lh.connect(tmp_path / "a") as con:
+            with con.table("shop.t").lake.iceberg().update_schema() as update:
+                change(update)
+            for where in (None, "s.x = 5"):
+                assert con.table("shop.t").scan(where=where).to_arrow().to_pylist() == [{"k": 1, "s": {"x": 5}}]
+
+    read(lambda update: update.add_column("theirs", LongType()))
+    read(lambda update: update.update_column("s.x", LongType()))
+    read(lambda update: update.add_column("theirs", LongType()))
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda p: p.relative_to(p.parents[1]).as_posix())

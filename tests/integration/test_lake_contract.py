@@ -431,3 +431,37 @@ def test_floats_that_another_engine_widened_are_found_as_they_are_read(tmp_path:
                     for tier in ("union", "lake"):
                         found = table.scan(["k"], where=f"{column} {op} {value!r}", tier=tier).to_arrow()
                         assert sorted(found["k"].to_pylist()) == want, (column, op, value, tier)
+
+
+def test_values_that_another_engine_has_written_and_no_type_here_holds(tmp_path: Path) -> None:
+    """Until they are gone there, what does not need them is read."""
+    schema = pa.schema([("n", pa.int64()), ("v", pa.int8())])
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("shop.small", schema, lake="iceberg")
+        table.append([{"n": 1, "v": 1}])
+        con.tier("shop.small")
+        theirs = {"n": [2, 3], "v": pa.array([300, 5], pa.int32()), "__bucket": pa.array([0, 0], pa.int32())}
+        table.lake.iceberg().append(pa.table(theirs))
+        told = r"^lake table shop\.small holds values .* \(Integer value 300 .*\): another engine has written them"
+        for read in (table.scan().to_arrow, con.sql("from shop.small").fetchall):
+            with pytest.raises(lh.LakeStateError, match=told):
+                read()
+        assert sorted(table.scan(columns=["n"]).to_arrow()["n"].to_pylist()) == [1, 2, 3]
+        table.append([{"n": 4, "v": 4}])
+        con.tier("shop.small")
+        table.lake.iceberg().delete("n = 2")
+        assert sorted(con.sql("from shop.small").fetchall()) == [(1, 1), (3, 5), (4, 4)]
+
+
+def test_names_of_columns_that_cannot_be_read_are_told_before_a_table_is_altered(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("shop.named", pa.schema([("n", pa.int64())]), lake="iceberg")
+        table.append([{"n": 1}])
+        con.tier("shop.named")
+        with table.lake.iceberg().transaction() as change:
+            change.set_properties({"schema.name-mapping.default": "[{"})
+        with pytest.raises(lh.LakeStateError) as caught, table.alter() as alteration:
+            alteration.add_column("x", pa.string())
+        assert "schema.name-mapping.default" in str(caught.value) and "\n" not in str(caught.value)
+        assert "https" not in str(caught.value)
+        assert con.table("shop.named").schema.names == ["n"] and table.scan().count() == 1

@@ -324,20 +324,33 @@ def test_a_job_that_fails_leaves_nothing(con: lh.Connection, spark: SparkSession
     assert written(con, "w.fails") == []
 
 
-def test_a_stream_writes_each_micro_batch_once(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
-    """Also when it goes on from an older checkpoint than its last."""
+@pytest.mark.parametrize(("version", "uses"), [(1, 1), (1, 2), (2, 1)])
+def test_a_stream_writes_each_micro_batch_once(
+    con: lh.Connection,
+    spark: SparkSession,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    version: int,
+    uses: int,
+) -> None:
+    """Also when it goes on from an older checkpoint than its last, in whichever way Spark writes it."""
     import shutil
 
     source, checkpoint, old = tmp_path / "source", tmp_path / "checkpoint", tmp_path / "old"
     source.mkdir()
-    con.create_table("w.stream", SCHEMA, buckets=2)
+    name = f"w.stream_{version}_{uses}"
+    con.create_table(name, SCHEMA, buckets=2)
+    spark.conf.set("spark.sql.streaming.offsetLog.formatVersion", version)
+    request.addfinalizer(lambda: spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion"))
 
     def run() -> None:
         frame = spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1).json(str(source))
+        for n in range(1, uses):
+            frame = frame.where(f"id % {uses} <> {n}").union(frame.where(f"id % {uses} = {n}"))
         query = (
             frame.writeStream.format("lakehead")
             .option("uri", con.uri)
-            .option("table", "w.stream")
+            .option("table", name)
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -352,22 +365,22 @@ def test_a_stream_writes_each_micro_batch_once(con: lh.Connection, spark: SparkS
     shutil.copytree(checkpoint, old)
     add(1)
     run()
-    assert written(con, "w.stream") == [(n, "x") for n in range(20)]
+    assert written(con, name) == [(n, "x") for n in range(20)]
     for _ in range(2):
         shutil.rmtree(checkpoint)
         shutil.copytree(old, checkpoint)
         run()
-        assert written(con, "w.stream") == [(n, "x") for n in range(20)]
+        assert written(con, name) == [(n, "x") for n in range(20)]
     add(2)
     run()
-    assert written(con, "w.stream") == [(n, "x") for n in range(30)]
+    assert written(con, name) == [(n, "x") for n in range(30)]
     shutil.rmtree(checkpoint)
     shutil.copytree(old, checkpoint)
     (source / "1.json").write_text((source / "1.json").read_text() + '{"id": 30, "v": "x"}\n')
     with pytest.raises(StreamingQueryException) as ended:  # another batch 1: what is new in it would be let go
         run()
     assert isinstance(lhs.raised(ended.value), lh.SequenceConflictError)
-    assert written(con, "w.stream") == [(n, "x") for n in range(30)]
+    assert written(con, name) == [(n, "x") for n in range(30)]
 
 
 def test_complete_mode_is_refused(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:

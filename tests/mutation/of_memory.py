@@ -169,9 +169,23 @@ OF_MEMORY = (
     Mutant(
         "a copy goes on when its table was altered",
         "api/copied_tables.py",
-        "(seen.rows.table_id, seen.rows.schema_id) != (rows.table_id, rows.schema_id)",
+        "(seen.rows.table_id, seen.rows.columns) != (rows.table_id, rows.columns)",
         "seen.rows.table_id != rows.table_id",
         "tests/properties/test_copies_go_on.py",
+    ),
+    Mutant(
+        "a copy knows the columns of a table that was put back by an id",
+        "lake/pinned_rows.py",
+        "        columns = digest_of_schema(handle.desc.schemas.current.fields)\n",
+        "        columns = str(handle.desc.schema_id)\n",
+        "tests/integration/test_sql_copies.py",
+    ),
+    Mutant(
+        "files lack defaults by the id of a definition",
+        "iceberg/columns.py",
+        "        of_table = digest_of_schema(desc.schemas.current.fields)\n",
+        "        of_table = str(desc.schema_id)\n",
+        "tests/integration/test_copies.py",
     ),
     Mutant(
         "a copy grows without an end",

@@ -229,4 +229,11 @@ OF_PUBLISHING = (
         "all(_within(value, other.get(key, value))",
         "tests/unit/server/test_planned.py",
     ),
+    Mutant(
+        "each line of a checkpoint is another source",
+        "spark/checkpoint.py",
+        "for number in range(first, at + 1)",
+        "for number in (at,)",
+        "tests/unit/spark/test_checkpoint.py",
+    ),
 )

@@ -140,7 +140,7 @@ class CopiedTables:
     def _is_of(seen: SeenTable, handle: TableHandle, pinned: Pin, rows: PinnedRows) -> bool:
         if seen.rows == rows:
             return True
-        if (seen.rows.table_id, seen.rows.schema_id) != (rows.table_id, rows.schema_id):
+        if (seen.rows.table_id, seen.rows.columns) != (rows.table_id, rows.columns):
             return False
         if ranges_between(handle, seen.pinned, pinned) is None:  # what others have pinned a little before is as good
             return ranges_between(handle, pinned, seen.pinned) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -26,3 +27,9 @@ def once_per_schema(find: Callable[[pa.Schema], T]) -> Callable[[pa.Schema], T]:
         return entry[1]
 
     return found
+
+
+@once_per_schema
+def digest_of_schema(schema: pa.Schema) -> str:
+    """What tells it from all others, the metadata of its fields included: names, types, field ids, defaults."""
+    return hashlib.blake2b(schema.serialize(), digest_size=16).hexdigest()

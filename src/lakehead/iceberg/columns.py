@@ -10,6 +10,7 @@ Files without field ids, which other engines add, are read by the table's name m
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,8 +21,10 @@ import pyarrow.parquet as pq
 from lakehead.env.recently_used import RecentlyUsed
 from lakehead.env.threads import WorkerPool
 from lakehead.format.defaults import default_of
+from lakehead.format.per_schema import digest_of_schema
 from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.contract import NAME_MAPPING
+from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.marks import unreadable_property
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-_Key: TypeAlias = tuple[int, int, "str | None"]
+_Key: TypeAlias = tuple[str, str, "str | None"]
 _lacking: RecentlyUsed[tuple[str, _Key], frozenset[str] | None] = RecentlyUsed(1 << 16)
 """`FileColumns.lacking` of files, by path and what the columns are by."""
 
@@ -69,27 +72,35 @@ class FileColumns:
     """Finds columns of one table in its data files.
 
     Args:
-        lake: Arrow form of the Iceberg schema, with field ids and the table's names, and `with_defaults`; or what makes
-            it, which takes a while.
-        schema_id: of that Iceberg schema.
-        definition: id of the table's schema that the defaults are of.
+        lake: makes the Arrow form of the Iceberg schema, with field ids and the table's names, and `with_defaults`,
+            which takes a while.
+        known_by: what tells these columns from all others, and their defaults. Ids of schemas do not: a lake that was
+            put back to what it was gives them to others.
         mapping: what fields are called in files without ids; None for what they are called now.
     """
 
     def __init__(
-        self,
-        lake: pa.Schema | Callable[[], pa.Schema],
-        schema_id: int,
-        definition: int = 0,
-        mapping: NameMapping | None = None,
+        self, lake: Callable[[], pa.Schema], known_by: tuple[str, str], mapping: NameMapping | None = None
     ) -> None:
-        self._given = lake
+        self._made = lake
         self._mapping = mapping
-        self.key = (schema_id, definition, None if mapping is None else mapping.model_dump_json())
+        self.key = (*known_by, None if mapping is None else mapping.model_dump_json())
+
+    @classmethod
+    def of(cls, table: Table, desc: TableDescriptor) -> FileColumns:
+        """Those of a lake table.
+
+        Raises:
+            LakeStateError: see `name_mapping`.
+        """
+        lake = table.schema()
+        known_by = hashlib.blake2b(str(lake).encode(), digest_size=16).hexdigest()
+        of_table = digest_of_schema(desc.schemas.current.fields)
+        return cls(lambda: with_defaults(lake_arrow_schema(lake), desc), (known_by, of_table), name_mapping(table))
 
     @cached_property
     def _lake(self) -> pa.Schema:
-        return self._given() if callable(self._given) else self._given
+        return self._made()
 
     def lacking(self, physical: pa.Schema) -> frozenset[str] | None:
         """Of a file in which all columns are called as in the table, inside structs too, those with a default that it

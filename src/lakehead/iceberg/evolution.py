@@ -128,6 +128,7 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
     """
     check_contract(table, desc.as_of(written.id))
     require_settings(table)
+    name_mapping(table)
     now = table.schema()
     _require_no_partition_field(table, desc, written)
     theirs = {f.name: f for f in now.fields}

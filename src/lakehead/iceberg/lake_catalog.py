@@ -356,8 +356,11 @@ def iceberg_schema(desc: TableDescriptor) -> Schema:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow))
 
 
-def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Table:
+def open_metadata(metadata_location: str, properties: Mapping[str, str], name: str = "") -> Table:
     """A lake table, for reading, from its metadata file and `LakeCatalog.storage_properties`, without a catalog.
+
+    Args:
+        name: what the table is called in errors.
 
     Raises:
         UnavailableError: the file cannot be read.
@@ -367,14 +370,14 @@ def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Tabl
     with catalog_errors(metadata_location):
         # Not `StaticTable.from_metadata`, which reads files with the class that the table names.
         io = load_file_io(dict(properties), metadata_location)
-    return open_metadata_by(io, metadata_location)
+    return open_metadata_by(io, metadata_location, name)
 
 
-def open_metadata_by(io: FileIO, metadata_location: str) -> Table:
+def open_metadata_by(io: FileIO, metadata_location: str, name: str = "") -> Table:
     """`open_metadata`, of files that are read by what is given."""
     with catalog_errors(metadata_location):
         metadata = read_metadata(io, metadata_location)
-        place = ("static-table", metadata_location)
+        place = tuple((name or metadata_location).split("."))
         return StaticTable(place, metadata, metadata_location, io, NoopCatalog("static-table"))
 
 

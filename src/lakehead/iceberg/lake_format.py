@@ -63,13 +63,13 @@ class IcebergFormat:
 
     def at(self, desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
         """See `LakeFormat.at`."""
+        name = info.name or str(desc.path)
         if isinstance(info, RenewableLake):
             require_storage(info.storage_properties)
-            table = open_metadata_by(
-                RenewedFileIO(info.storage_properties, _checked(info.renew), info.clock), info.metadata_location
-            )
+            io = RenewedFileIO(info.storage_properties, _checked(info.renew), info.clock)
+            table = open_metadata_by(io, info.metadata_location, name)
         else:
-            table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
+            table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())), name)
         return IcebergLakeTable(lambda: table, desc)
 
 
@@ -86,8 +86,8 @@ def _checked(renew: Callable[[], Mapping[str, str]]) -> Callable[[], Mapping[str
 
 
 @functools.lru_cache(maxsize=64)
-def _static_table(metadata_location: str, properties: tuple[tuple[str, str], ...]) -> Table:
-    return open_metadata(metadata_location, dict(properties))
+def _static_table(metadata_location: str, properties: tuple[tuple[str, str], ...], name: str) -> Table:
+    return open_metadata(metadata_location, dict(properties), name)
 
 
 def _require_owner(table: Table, info: LakeReply) -> None:

@@ -35,13 +35,14 @@ class _Known:
     """What was read of a snapshot's manifests.
 
     Attributes:
-        key: their list, and by which schema and partition spec it was read.
+        key: their list, and by which schema and partition spec it was read, in words: where a lake is put back to what
+            it was, others get their ids.
         plan: the files.
         stamps: of the manifests and their list, by address.
         size: how many columns of files it tells of.
     """
 
-    key: tuple[str, int, int]
+    key: tuple[str, str, str]
     plan: FilePlan
     stamps: Mapping[str, FileStamp]
     size: int
@@ -76,7 +77,7 @@ def _all_of_few(table: Table, snapshot_id: int | None) -> FilePlan | None:
     if snapshot is None or snapshot.summary is None:
         return None
     name = str(table.metadata.table_uuid), table.location()
-    key = snapshot.manifest_list, table.metadata.current_schema_id, table.metadata.default_spec_id
+    key = snapshot.manifest_list, str(table.schema()), str(table.spec())
     known = _known.get(name)
     if known is None or known.key != key or known.stamps != file_stamps(table.io, known.stamps):
         counts = [str(snapshot.summary.get(f"total-{kind}-files") or "") for kind in ("data", "delete")]

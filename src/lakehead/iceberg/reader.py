@@ -27,8 +27,7 @@ from lakehead.errors import CorruptionError, LakeStateError
 from lakehead.format.arrays import to_arrow
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
-from lakehead.iceberg.columns import FileColumns, name_mapping, plain_files, with_defaults
-from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.iceberg.columns import FileColumns, plain_files
 from lakehead.iceberg.file_io import (
     FILES_AT_ONCE,
     PARQUET,
@@ -87,11 +86,8 @@ def read_lake(
     names = list(columns) if columns is not None else list(desc.schema.names)
     if system_columns:
         names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
-    lake = table.schema()
-    in_files = FileColumns(
-        lambda: with_defaults(lake_arrow_schema(lake), desc), lake.schema_id, desc.schema_id, name_mapping(table)
-    )
-    rounded = frozenset() if predicate is None else rounded_columns(lake, desc.schema)
+    in_files = FileColumns.of(table, desc)
+    rounded = frozenset() if predicate is None else rounded_columns(table.schema(), desc.schema)
     reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table), rounded)
     whole, partial = _split(table, files, superseded or {})
     if predicate is None and partial:  # then one scan is enough
@@ -106,7 +102,8 @@ def read_lake(
         raise damaged_file(path, e.__cause__ or e) from e
     except pa.ArrowInvalid as e:
         raise LakeStateError(
-            f"lake table {'.'.join(table.name())} holds values that do not fit table {desc.path}: {e}",
+            f"lake table {'.'.join(table.name())} holds values that do not fit table {desc.path} ({e}): another engine"
+            " has written them, so change or delete them there",
             table=str(desc.path),
         ) from e
 

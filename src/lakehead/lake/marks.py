@@ -178,8 +178,10 @@ class LakeVersion:
 
 def unreadable_property(table: str, key: str, e: BaseException) -> LakeStateError:
     """The error for a property that Lakehead keeps in a lake table, which someone else has written."""
+    lines = [line.strip() for line in repr(e).splitlines()]
+    said = " ".join(line for line in lines if not line.startswith("For further information"))  # as pydantic adds
     return LakeStateError(
-        f"property {key!r} of lake table {table} cannot be read ({e!r}), so someone else has set it: set it to what"
+        f"property {key!r} of lake table {table} cannot be read ({said}), so someone else has set it: set it to what"
         " it is in the newest metadata file of the table in which it can be",
         table=table,
         name=key,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lakehead.client.table import TableHandle
+from lakehead.format.per_schema import digest_of_schema
 from lakehead.lake.union_read import Pin
 from lakehead.types import TabletKey
 
@@ -14,13 +15,15 @@ class PinnedRows:
     """What is pinned, as far as it decides which rows there are.
 
     Attributes:
+        columns: what tells the table's columns from others. A folder that was put back to what it was gives others the
+            same ids.
         gone: see `PinnedLake`.
         ranges: of each tablet the offsets that are read, and when the last of them was written, in microseconds; None
-            where that was not asked. A folder that was put back to what it was gives the same offsets to other rows.
+            where that was not asked. A folder that was put back gives the same offsets to other rows, too.
     """
 
     table_id: str
-    schema_id: int
+    columns: str
     snapshot: int | None
     gone: frozenset[TabletKey]
     ranges: tuple[tuple[TabletKey, int, int, int | None], ...]
@@ -31,7 +34,8 @@ class PinnedRows:
         ranges = tuple((key, start, end, None) for key, (start, end) in sorted(pinned.ranges.items()) if start < end)
         lake = pinned.lake
         snapshot, gone = (None, frozenset[TabletKey]()) if lake is None else (lake.snapshot_id, lake.gone)
-        return cls(handle.desc.table_id, handle.desc.schema_id, snapshot, gone, ranges)
+        columns = digest_of_schema(handle.desc.schemas.current.fields)
+        return cls(handle.desc.table_id, columns, snapshot, gone, ranges)
 
     @classmethod
     def of(cls, handle: TableHandle, pinned: Pin) -> PinnedRows:

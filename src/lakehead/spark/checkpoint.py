@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from py4j.protocol import Py4JError
@@ -33,18 +33,37 @@ def planned_as(read: ReadText, number: int) -> str:
     text = read(f"offsets/{number}")
     if text is None:
         return ""
-    # A version, what Spark knew then (times, settings), and a line for each source.
-    ends = text.split("\n")[2:]
-    for source, end in enumerate(ends):
+    # A version, what Spark knew then (times, settings), and lines of sources.
+    version, *lines = text.split("\n")
+    ends = []
+    for folders, name, end in (_by_name if version == "v2" else _by_use)(lines[1:]):
+        said = end if name is None else f"{{{json.dumps(name)}: {end}}}"
         files = _log_of_files(end)
         if files is not None:
-            listed = _files(read, source, files)
-            if listed is None:
+            listed = [found for folder in folders if (found := _files(read, folder, files)) is not None]
+            if not listed:
                 return ""
-            ends[source] = f"{end} {listed}"
+            said = " ".join((said, *listed))
+        ends.append(said)
     whole = "\n".join(ends)
     short = len(whole.encode()) <= PLANNED_BYTES_MAX
     return whole if short else f"sha256 {hashlib.sha256(whole.encode()).hexdigest()}"
+
+
+def _by_use(lines: Sequence[str]) -> Iterator[tuple[Sequence[str], None, str]]:
+    """Folders that may be those of a line's source, and where it ends: Spark writes a line for each use of a source,
+    and numbers the sources. Those of equal lines may be one."""
+    least: dict[str, int] = {}
+    for at, end in enumerate(lines):
+        first = least.setdefault(end, len(least))
+        yield [str(number) for number in range(first, at + 1)], None, end
+
+
+def _by_name(lines: Sequence[str]) -> Iterator[tuple[Sequence[str], str, str]]:
+    """As `_by_use`, with the name of the source, which its folder has, too; in no order that Spark would promise."""
+    for line in sorted(lines):
+        name, _, end = line.partition(":")
+        yield [name], name, end
 
 
 def _log_of_files(end: str) -> int | None:
@@ -56,7 +75,7 @@ def _log_of_files(end: str) -> int | None:
     return log if isinstance(log, int) and log >= 0 else None
 
 
-def _files(read: ReadText, source: int, log: int) -> str | None:
+def _files(read: ReadText, source: str, log: int) -> str | None:
     """What tells the files of a micro-batch from others, though they may have been listed in another order."""
     for name in (f"{log}", f"{log}.compact"):
         if (text := read(f"sources/{source}/{name}")) is not None:

@@ -97,7 +97,7 @@ def look(spark: SparkSession, table: Table, pinned: Pin) -> Seen:
 def _name(moment: PinnedRows, pinned: Pin) -> Hashable:
     """Of what goes on as one: the table with and without its lake, and each snapshot of that."""
     of = ("lake", moment.snapshot) if not pinned.ranges else ("union", pinned.lake is None)
-    return "seen", moment.table_id, moment.schema_id, of
+    return "seen", moment.table_id, moment.columns, of
 
 
 def _goes_on(table: Table, before: ReadBefore, moment: PinnedRows, pinned: Pin) -> bool:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from lakehead.format.defaults import defaults_of
-from lakehead.iceberg.columns import FileColumns, has_ids, name_mapping, plain_files, with_defaults
+from lakehead.iceberg.columns import FileColumns, has_ids, plain_files, with_defaults
 from lakehead.iceberg.contract import names_are_lasting
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import lake_files, locate_file
@@ -75,7 +75,7 @@ class LakeScan:
         self._defaults = defaults_of(lake)
         self._columns: FileColumns | None = None
         if self._defaults or not names_are_lasting(table):
-            self._columns = FileColumns(lake, table.schema().schema_id, view.desc.schema_id, name_mapping(table))
+            self._columns = FileColumns.of(table, view.desc)
         columns = pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
         self._own = spark_schema(columns, lake)
         self._schema = spark_schema(columns, lake, as_stored=True)

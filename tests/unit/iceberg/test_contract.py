@@ -216,7 +216,7 @@ def test_columns_of_files_are_found_by_id_at_every_level(tmp_path: Path) -> None
     own, odd = lake_columns(lambda n: n), lake_columns(lambda n: f"_{n}_")
     rows = pa.Table.from_pylist(ROWS, own)
     path = tmp_path / "a.parquet"
-    columns = FileColumns(own, 0)
+    columns = FileColumns(lambda: own, ("", ""))
     renamed = odd_table(rows, odd).select([3, 0, 2, 1])
     pq.write_table(renamed, path)
     with pq.ParquetFile(path) as file:
@@ -233,7 +233,7 @@ def test_files_without_ids_are_found_by_name_at_every_level() -> None:
     own = lake_columns(lambda n: n)
     rows = pa.RecordBatch.from_pylist(ROWS, pa.schema(without_ids(list(own))))
     less = pa.RecordBatch.from_pylist([{"s": {"y": "a"}, "i": 1}], pa.schema([("s", pa.struct([("y", pa.string())]))]))
-    columns = FileColumns(own, 0)
+    columns = FileColumns(lambda: own, ("", ""))
     assert columns.lacking(rows.schema) == set()
     assert bound(columns, rows, rows.schema, own.names).to_pylist() == ROWS
     assert bound(columns, less, less.schema, ["i", "s"]).to_pylist() == [{"i": None, "s": {"x": None, "y": "a"}}]
@@ -266,7 +266,7 @@ def odd_table(rows: pa.Table, odd: pa.Schema) -> pa.Table:
 def test_names_that_lie_are_not_believed() -> None:
     own = pa.schema([field(1, "a", pa.int64()), field(2, "b", pa.int64())])
     swapped = pa.schema([field(2, "a", pa.int64()), field(1, "b", pa.int64())])
-    columns = FileColumns(own, 0)
+    columns = FileColumns(lambda: own, ("", ""))
     assert columns.lacking(swapped) is None
     batch = pa.RecordBatch.from_pylist([{"a": 2, "b": 1}], swapped)
     assert bound(columns, batch, swapped, ["a", "b"]).to_pylist() == [{"a": 1, "b": 2}]

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lakehead.protocol.staging import PLANNED_BYTES_MAX
+from lakehead.server.planned import ends_within
 from lakehead.spark.checkpoint import in_folder, local_folder, planned_as
 
 pytestmark = pytest.mark.spark
@@ -25,11 +26,15 @@ def offsets(*ends: str, time: int = 1) -> dict[str, str]:
 
 
 def files(*paths: str, time: int = 1, compact: bool = False) -> dict[str, str]:
-    old = [("old", 5)] if compact else []
-    entries = [{"path": p, "timestamp": 7, "batchId": n} for p, n in [*old, *((p, 6) for p in paths)]]
-    lines = [json.dumps(e, separators=(",", ":")) for e in entries]
-    log = "sources/0/6.compact" if compact else "sources/0/6"
-    return {**offsets('{"logOffset":6}', time=time), log: "\n".join(["v1", *lines])}
+    log = {f"{name}.compact" if compact else name: text for name, text in listed("0", *paths, old=compact).items()}
+    return {**offsets('{"logOffset":6}', time=time), **log}
+
+
+def listed(folder: str, *paths: str, old: bool = False) -> dict[str, str]:
+    """What Spark notes of the files of micro-batch 6."""
+    numbers = {"old": 5} if old else {}
+    entries = [{"path": p, "timestamp": 7, "batchId": numbers.get(p, 6)} for p in [*numbers, *paths]]
+    return {f"sources/{folder}/6": "\n".join(["v1", *(json.dumps(e, separators=(",", ":")) for e in entries)])}
 
 
 def test_the_end_of_each_source_tells_micro_batches_apart() -> None:
@@ -46,6 +51,45 @@ def test_files_are_told_apart_by_their_names(compact: bool) -> None:
     assert one and one == planned(files("b", "a", time=2)), "listed in another order, and not compacted then"
     assert one != planned(files("a", "c", compact=compact))
     assert one != planned(files("a", compact=compact))
+
+
+FILES = '{"logOffset":6}'
+OTHER = '{"logOffset":3}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "folder"),
+    [
+        ([FILES, FILES], "0"),  # a source that is used twice has two lines, and one folder
+        (["9", "9", FILES], "1"),
+        (["9", FILES, "9", FILES], "1"),
+        (["9", OTHER, FILES], "2"),
+        (["9", "10", FILES], "2"),
+    ],
+)
+def test_files_are_told_apart_whatever_else_is_read(lines: list[str], folder: str) -> None:
+    """Spark numbers sources, and writes a line for each use of one."""
+    other = {f"sources/{lines.index(OTHER)}/3": "v1"} if OTHER in lines else {}
+    one, two = (planned({**offsets(*lines), **other, **listed(folder, path)}) for path in ("a", "b"))
+    assert one and two and one != two
+    if OTHER not in lines:
+        assert planned({**offsets(*lines), **listed(str(len(lines)), "a")}) == "", "that is no source's of these"
+
+
+def test_sources_with_names() -> None:
+    """As the second version of the log has them."""
+
+    def text(*lines: str) -> dict[str, str]:
+        return {"offsets/6": "\n".join(["v2", "{}", *lines])}
+
+    one, two = (planned({**text("0:9", f"lines:{FILES}"), **listed("lines", path)}) for path in ("a", "b"))
+    assert one and two and one != two
+    assert planned(text(f"lines:{FILES}")) == ""
+    assert (
+        planned(text('a:{"/0":1}', "b:9")) == planned(text("b:9", 'a:{"/0":1}')) != planned(text('a:{"/0":2}', "b:9"))
+    )
+    assert ends_within(planned(text('0:{"/0":1}')), planned(text('0:{"/0":2}')))
+    assert not ends_within(planned(text('0:{"/0":1}')), planned(text('1:{"/0":2}')))
 
 
 def test_what_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
