@@ -15,14 +15,15 @@ class Child:
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._module = module
-        # In a session of its own, as Ctrl-C is for the parent, which ends its children in order.
+        # In a group of its own, as Ctrl-C is for the parent, which ends its children in order. Not in a session of its
+        # own: among sessions Linux may share the processor out evenly, and then no process of one gives way to another.
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            start_new_session=True,
+            process_group=0,
         )
 
     def answer(self) -> dict[str, Any]:
