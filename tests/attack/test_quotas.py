@@ -246,7 +246,10 @@ def test_nobody_sets_its_own(known: Any, owner: lh.Connection) -> None:
             con.set_quota(who, streams=100)
     assert owner.quotas()[0].quota == Quota(streams=1)
     for bad in ({"bytes_in": 10}, {"streams": -1}, {"bytes_out": 0}, {"tables": 2**64}, {"leases": "many"}):
-        with pytest.raises(lh.InvalidRequestError):
+        ((name, value),) = bad.items()
+        least = "1,024" if name.startswith("bytes") else "0"
+        told = rf"^{name}={value!r} is no bound: write a whole number, {least} or more"
+        with pytest.raises(lh.InvalidRequestError, match=told):
             owner.set_quota("etl", **bad)  # type: ignore[arg-type]
     for name in ("role:r", "a b", ""):
         with pytest.raises(lh.InvalidRequestError):

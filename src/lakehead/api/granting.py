@@ -24,7 +24,7 @@ from lakehead.protocol.grants import (
     WhoAmIReply,
 )
 from lakehead.protocol.privileges import ROLE, Privilege
-from lakehead.protocol.quotas import ListQuotas, Quota, QuotaInfo, SetQuota
+from lakehead.protocol.quotas import RATE_MIN, ListQuotas, Quota, QuotaInfo, SetQuota
 
 
 class Granting:
@@ -137,7 +137,11 @@ class Granting:
         try:
             quota = msgspec.convert(bounds, Quota)
         except msgspec.ValidationError as e:
-            raise InvalidRequestError(f"no such quota can be: {e}") from e
+            name = next((name for name in bounds if str(e).endswith(f"`$.{name}`")), "")
+            least = RATE_MIN if name in ("bytes_in", "bytes_out") else 0
+            raise InvalidRequestError(
+                f"{name}={bounds.get(name)!r} is no bound: write a whole number, {least:,} or more, or None"
+            ) from e
         self._ask(SetQuota(principal=principal, quota=quota))
 
     def revoke_token(self, id: str) -> None:
