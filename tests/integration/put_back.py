@@ -54,3 +54,14 @@ def require_no_lost_rows(server: ServerProcess, before: Path, con: lh.Connection
             change.rename_column("w", "v")
         assert [values(name) for _ in range(2)] == [["w"], ["w"]]
         assert con.table(name).scan().to_arrow().to_pylist() == [{"k": 0, "v": "w"}]
+
+
+def put_back(server: ServerProcess, before: Path, *, into_it: bool) -> None:
+    """Have a server that has ended serve a folder as it was before, ``into_it``: by other files in the same folder."""
+    if into_it:
+        for entry in server.folder.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    else:
+        shutil.rmtree(server.folder)
+    shutil.copytree(before, server.folder, dirs_exist_ok=into_it)
+    server.start()

@@ -19,6 +19,8 @@ from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import LongType
 from tests.golden.make_golden import in_order
 from tests.golden.test_golden import ARCHIVES, rows_of
+from tests.integration.conftest import ServerProcess
+from tests.integration.put_back import put_back
 
 import lakehead as lh
 from lakehead.env.storage import LocalStorage
@@ -254,6 +256,68 @@ def test_a_lake_that_is_put_back_and_changed_otherwise_by_another_engine(tmp_pat
     read(lambda update: update.add_column("theirs", LongType()))
     read(lambda update: update.update_column("s.x", LongType()))
     read(lambda update: update.add_column("theirs", LongType()))
+
+
+@pytest.mark.parametrize("into_it", [False, True])
+def test_what_was_opened_before_a_folder_was_put_back_ends(tmp_path: Path, into_it: bool) -> None:
+    """It would take offsets, ids of schemas and numbers of writers for those that have them now. Also where the folder
+    stays, and what is in it goes."""
+    schema = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.string()), ("b", pa.string())])
+    server = ServerProcess(tmp_path / "data")
+    try:
+        con, other = server.connect(), server.connect()
+        table = con.create_table("shop.t", schema, primary_key="k", lake="iceberg")
+        table.upsert([{"k": 1, "a": "a", "b": "b"}])
+        con.tier("shop.t")
+        server.stop()
+        shutil.copytree(server.folder, tmp_path / "before")
+        server.start()
+        with table.alter() as change:
+            change.add_column("c", pa.string(), default="x")
+        writer = table.writer(writer_id="named")
+        table.upsert([{"k": 2}])
+        pinned, relation = table.scan(), con.sql("from shop.t")
+        assert pinned.count() == 2
+        server.stop()
+        put_back(server, tmp_path / "before", into_it=into_it)
+        with other.table("shop.t").alter() as change:
+            change.rename_column("a", "z")
+            change.rename_column("b", "a")
+            change.rename_column("z", "b")
+
+        def alter() -> None:
+            with table.alter() as change:
+                change.drop_column("b")
+
+        calls: list[Callable[[], Any]] = [
+            lambda: table.get(1),
+            lambda: table.lookup([1]),
+            lambda: table.scan().to_arrow(),
+            lambda: table.scan(where="k = 1").to_arrow(),
+            lambda: table.scan(tier="lake").to_arrow(),
+            lambda: table.scan(tier="hot").to_arrow(),
+            lambda: table.scan(where="a = 'a'").count(),
+            lambda: table.upsert([{"k": 1}]),
+            lambda: (writer.upsert([{"k": 3}]), writer.flush()),
+            lambda: pinned.to_arrow(),
+            lambda: relation.fetchall(),
+            lambda: next(iter(table.subscribe())),
+            lambda: table.truncate(),
+            lambda: table.lake.compact(),
+            lambda: table.lake.snapshots(),
+            lambda: table.lake.iceberg(),
+            lambda: table.lake.tier(),
+            lambda: table.status(),
+            alter,
+        ]
+        for at, call in enumerate(calls):
+            with pytest.raises(lh.LakeheadError) as caught:
+                call()
+            assert isinstance(caught.value, lh.FolderCopiedError), (at, caught.value)
+        for known in (con, other):
+            assert known.table("shop.t").scan().to_arrow().to_pylist() == [{"k": 1, "b": "a", "a": "b"}]
+    finally:
+        server.kill()
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda p: p.relative_to(p.parents[1]).as_posix())

@@ -158,7 +158,7 @@ class Deployment:
                     limits=Limits(),
                     lake=self._lake,
                     maintenance_seconds=None if self._lake is None else 0.05,
-                    place=self._place,
+                    place=lambda: self._place,
                     checkpoint_policy=self.checkpoint_policy,
                     committers=with_standby,
                     fence=lock.require_held,

@@ -35,7 +35,9 @@ class RemoteLog:
     def tablets(self, *, sync: bool = False, at_timestamp_us: int | None = None) -> Sequence[m.TabletState]:
         """State of every tablet, by key, as of one moment where one server has them; ``sync`` makes what it reports
         durable first."""
-        request = m.Watermarks(table_id=self._desc.table_id, sync=sync, at_timestamp_us=at_timestamp_us)
+        request = m.Watermarks(
+            table_id=self._desc.table_id, folder_id=self._folder_id, sync=sync, at_timestamp_us=at_timestamp_us
+        )
         replies = [ask(s, self._clock, request)[0] for s in self._routes.servers(self._desc.table_id)]
         if len(replies) == 1:
             return told_tablets(self._desc, replies[0].tablets)
@@ -51,7 +53,8 @@ class RemoteLog:
         keys, now_us = list(offsets), 0
         found: dict[TabletKey, int | None] = {}
         for server, places in by_server(self._routes, self._desc.table_id, keys):
-            request = m.TimestampsAt(table_id=self._desc.table_id, ranges=[ranges[i] for i in places])
+            asked = [ranges[i] for i in places]
+            request = m.TimestampsAt(table_id=self._desc.table_id, folder_id=self._folder_id, ranges=asked)
             reply, _ = ask(server, self._clock, request)
             now_us = max(now_us, reply.now_us)
             found |= dict(zip([keys[i] for i in places], reply.timestamps_us, strict=True))

@@ -98,7 +98,10 @@ class TableHandle:
 
     def lake(self, *, changelog: bool = False) -> m.LakeReply:
         """Where the table's lake stands now, or what it keeps of the changelog."""
-        request = m.LakeInfo(table_id=self.desc.table_id, schema_id=self.desc.schema_id, changelog=changelog)
+        desc = self.desc
+        request = m.LakeInfo(
+            table_id=desc.table_id, folder_id=self._folder_id, schema_id=desc.schema_id, changelog=changelog
+        )
         found = ask(self._server, self.env.clock, request)[0]
         if STORAGE_EXPIRES not in found.storage_properties:
             return found
@@ -109,16 +112,19 @@ class TableHandle:
 
     def leased(self, lake: m.LakeUse | None) -> m.LeasedTable:
         """The table as a read that is pinned under its definition names it."""
-        return m.LeasedTable(table_id=self.desc.table_id, lake=lake, schema_id=self.desc.schema_id)
+        desc = self.desc
+        return m.LeasedTable(table_id=desc.table_id, lake=lake, folder_id=self._folder_id, schema_id=desc.schema_id)
 
     def adopt_lake(self) -> bool:
         """See `lakehead.api.lake.TableLake.adopt`."""
-        return bool(ask(self._server, self.env.clock, m.AdoptLake(table_id=self.desc.table_id))[0].names)
+        request = m.AdoptLake(table_id=self.desc.table_id, folder_id=self._folder_id)
+        return bool(ask(self._server, self.env.clock, request)[0].names)
 
     def report_tiered(self, round: RoundInfo | None = None) -> None:
         """Tell the servers of a commit to the lake, so that they may trim at once. A hint: they look at the lake."""
+        request = ReportTiered(table_id=self.desc.table_id, folder_id=self._folder_id, round=round)
         for server in self._routes.servers(self.desc.table_id):
-            ask(server, self.env.clock, ReportTiered(table_id=self.desc.table_id, round=round))
+            ask(server, self.env.clock, request)
 
     # ---- definition -------------------------------------------------------------------------------------------
 
@@ -127,8 +133,10 @@ class TableHandle:
 
         Raises:
             TableNotFoundError: it was dropped.
+            FolderCopiedError: the server has another copy of the folder now.
         """
-        return self._of(ask(self._server, self.env.clock, m.TableNow(table_id=self.desc.table_id))[0])
+        request = m.TableNow(table_id=self.desc.table_id, folder_id=self._folder_id)
+        return self._of(ask(self._server, self.env.clock, request)[0])
 
     def current(
         self, call: Callable[[TableHandle], T], know: Callable[[TableHandle], TableHandle], *, repeat: bool = True

@@ -1,4 +1,4 @@
-"""Where a data folder lies: what tells a folder that was moved from one that was copied."""
+"""Where a data folder lies: what tells a folder that was moved from one that was copied, also into its place."""
 
 from __future__ import annotations
 
@@ -27,23 +27,28 @@ def real_path(folder: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder's name, and the file system's own number for it.
+    """A folder's name, and the file system's own numbers for it.
 
     Attributes:
         path: real path.
         inode: unique on the device, and kept when the folder is renamed.
         device: changes when disks are numbered anew, so it tells nothing where the path is the same.
         machine: whose devices those are; empty when the machine does not say.
+        file: the inode of one file of it; what was put into the folder in its place has another. 0 is not known.
     """
 
     path: str
     inode: int
     device: int
     machine: str
+    file: int = 0
 
     @classmethod
-    def of(cls, folder: str) -> Place:
+    def of(cls, folder: str, file: str = "") -> Place:
         """The place of a folder that exists.
+
+        Args:
+            file: one that lasts as long as the folder, and exists.
 
         Raises:
             StorageError: it cannot be looked at.
@@ -51,15 +56,16 @@ class Place:
         with storage_errors(folder, "look at"):
             path = os.path.realpath(folder)
             found = os.stat(path)
+            number = os.stat(os.path.join(path, file)).st_ino if file else 0
         machine = ""
         with contextlib.suppress(OSError, UnicodeDecodeError), open(_MACHINE_ID, encoding="ascii") as f:
             machine = f.read().strip()
-        return cls(path, found.st_ino, found.st_dev, machine)
+        return cls(path, found.st_ino, found.st_dev, machine, number)
 
     def is_copy_of(self, former: Place) -> bool:
         """Whether a folder that was at ``former`` cannot have been renamed to here: it was copied, or moved across
-        disks, which looks the same."""
-        if self.inode != former.inode:
+        disks, which looks the same, or what is in it was put there later."""
+        if self.inode != former.inode or (self.file != former.file and self.file and former.file):
             return True
         return self.path != former.path and (self.device, self.machine) != (former.device, former.machine)
 
@@ -72,6 +78,7 @@ class Place:
         """None for a text that tells no place; what lies there is then a copy."""
         try:
             values = json.loads(text)
-            return cls(str(values["path"]), int(values["inode"]), int(values["device"]), str(values["machine"]))
+            path, inode, device = str(values["path"]), int(values["inode"]), int(values["device"])
+            return cls(path, inode, device, str(values["machine"]), int(values.get("file", 0)))
         except (ValueError, KeyError, TypeError):
             return None

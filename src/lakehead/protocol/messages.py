@@ -414,8 +414,7 @@ LEASE_JOINT = "+"
 
 
 class LakeUse(Message, frozen=True, kw_only=True):
-    """What a read needs of a lake table: one snapshot of a version, or, where ``snapshot`` is None, all of them.
-    ``metadata`` is the version's address, for Iceberg its metadata file."""
+    """What a read needs of a lake table: one snapshot, None for all, of the version at this address, its metadata."""
 
     metadata: str
     snapshot: int | None = None
@@ -426,6 +425,7 @@ class LeasedTable(Message, frozen=True, kw_only=True):
 
     table_id: str
     lake: LakeUse | None
+    folder_id: str = ""
     schema_id: Int64 = -1
 
 

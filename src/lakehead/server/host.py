@@ -85,7 +85,7 @@ class ServerHost:
                 limits=limits,
                 lake=make_lake(folder),
                 maintenance_seconds=_MAINTENANCE_SECONDS,
-                place=Place.of(folder),
+                place=lambda: Place.of(folder, "metadata.db"),
                 fence=lock.require_held,
             )
         except BaseException:

@@ -130,13 +130,13 @@ class MetadataStore:
         path: str,
         env: Env,
         *,
-        place: Place | None = None,
+        place: Callable[[], Place] | None = None,
         fence: Callable[[], None] = unfenced,
     ) -> None:
         """Open or create the store, and begin an incarnation: a later one makes this store refuse to write.
 
         Args:
-            place: where the folder lies; None does not look whether it is a copy.
+            place: tells where the folder lies, once the store is there; None does not look whether it is a copy.
             fence: raises `FencedError` once the folder may have another owner; nothing is then written any more.
 
         Raises:
@@ -156,13 +156,13 @@ class MetadataStore:
         except sqlite3.Error as e:
             raise self._unopened(e) from e
         try:
-            self.incarnation = self._begun(env, place)
+            self.incarnation = self._begun(env, place or (lambda: None))
         except BaseException:
             self._db.close()
             raise
         self._number = self.incarnation.number
 
-    def _begun(self, env: Env, place: Place | None) -> Incarnation:
+    def _begun(self, env: Env, place: Callable[[], Place | None]) -> Incarnation:
         try:
             self._check_version()
             self._db.executescript("pragma journal_mode=wal;" + _SCHEMA)
@@ -173,7 +173,7 @@ class MetadataStore:
             newer = "update meta set value = ? where name = 'format' and value != ?"
             db.execute(newer, (str(FORMAT_VERSION), str(FORMAT_VERSION)))
             db.execute("insert or ignore into databases values ('default')")
-            return begin_incarnation(db, place, env.randomness)
+            return begin_incarnation(db, place(), env.randomness)
 
     def _unopened(self, e: sqlite3.Error) -> StorageError:
         why = f"cannot open the metadata in {self._path}: {e}: use a folder that this user may write"

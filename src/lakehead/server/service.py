@@ -59,7 +59,7 @@ class Service:
         limits: Limits,
         lake: LakeState | None,
         maintenance_seconds: float | None = None,
-        place: Place | None = None,
+        place: Callable[[], Place] | None = None,
         checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
         committers: Committers = local_committer,
         fence: Callable[[], None] = unfenced,
@@ -68,7 +68,7 @@ class Service:
         """Open the data folder, which the caller has locked.
 
         Args:
-            place: where the folder lies, so that a copy is noticed; None does not look.
+            place: tells where the folder lies, so that a copy is noticed; None does not look.
             checkpoint_policy: when tablets make one.
             home: tells which tablets live on another server.
             committers: makes what makes the writes of each tablet durable.
@@ -222,12 +222,19 @@ class Service:
         """That the caller may ask this, and asks of this folder."""
         for privilege, target in request.needs:
             authorize(caller, privilege, target)
-        if isinstance(request, m.TableRequest | Publish) and request.folder_id not in ("", self.folder_id):
+        if isinstance(request, m.TableRequest | Publish):
+            self._require_folder(request.folder_id)
+        elif isinstance(request, m.OpenLeases):
+            for table in request.tables:
+                self._require_folder(table.folder_id)
+
+    def _require_folder(self, folder_id: str) -> None:
+        if folder_id not in ("", self.folder_id):
             raise FolderCopiedError(
                 "this server serves another copy of the data folder than the one that the table was opened in: open the"
                 " table again, and read it from its beginning",
                 folder_id=self.folder_id,
-                expected=request.folder_id,
+                expected=folder_id,
             )
 
     def stream(

@@ -24,6 +24,18 @@ def test_a_renamed_folder_is_no_copy_and_a_copied_one_is(tmp_path: Path) -> None
     assert Place.of(str(tmp_path / "link")) == Place.of(str(tmp_path / "b"))
 
 
+def test_files_that_were_put_into_a_folder_are_a_copy(tmp_path: Path) -> None:
+    """Its number stays, and theirs do not; of a place that was noted without one nothing is known."""
+    (tmp_path / "file").write_text("a")
+    alone, here = Place.of(str(tmp_path)), Place.of(str(tmp_path), "file")
+    (tmp_path / "new").write_text("a")
+    (tmp_path / "new").replace(tmp_path / "file")
+    later = Place.of(str(tmp_path), "file")
+    assert later.is_copy_of(here) and not later.is_copy_of(later)
+    assert not later.is_copy_of(alone) and not alone.is_copy_of(later)
+    assert Place.from_json(here.to_json()) == here
+
+
 def test_disks_may_be_numbered_anew_where_the_path_stays() -> None:
     here = Place("/srv/data", inode=7, device=1, machine="m")
     assert not dataclasses.replace(here, device=2, machine="other").is_copy_of(here)

@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> str:
 
 
 def start(path: str, place: Place | None = HERE) -> Incarnation:
-    store = MetadataStore(path, Env.system(), place=place)
+    store = MetadataStore(path, Env.system(), place=lambda: place)
     store.close()
     return store.incarnation
 
@@ -45,7 +45,7 @@ def test_a_copy_is_another_folder_that_knows_its_ancestors(path: str) -> None:
     copied = start(path, COPY)
     assert copied.folder_id != first.folder_id
     assert copied.number == 2, "frames of the copy come after those that were copied"
-    store = MetadataStore(path, Env.system(), place=COPY)
+    store = MetadataStore(path, Env.system(), place=lambda: COPY)
     assert store.incarnation.folder_id == copied.folder_id
     assert [store.is_own(str(s)) for s in (first, copied, store.incarnation)] == [False, True, True]
     assert [store.is_ancestor(str(s)) for s in (first, copied, store.incarnation)] == [True, True, True]
@@ -69,9 +69,9 @@ def test_folders_that_say_no_place_are_taken_as_they_are(path: str) -> None:
 
 
 def test_a_former_owner_changes_no_metadata(path: str) -> None:
-    former = MetadataStore(path, Env.system(), place=HERE)
+    former = MetadataStore(path, Env.system(), place=lambda: HERE)
     assert former.submit(CreatePartition("t", "p=1")).number == 1
-    newer = MetadataStore(path, Env.system(), place=HERE)
+    newer = MetadataStore(path, Env.system(), place=lambda: HERE)
     for change in (
         lambda: former.submit(CreatePartition("t", "p=2")).number,
         lambda: former.submit(RegisterWriter("t", b"w", 9)).epoch,
