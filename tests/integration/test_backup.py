@@ -344,7 +344,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         for place in (tmp_path / "backup", tmp_path / "backup" / "r", tmp_path / "backup" / "data" / "r"):
             with pytest.raises(InvalidRequestError, match="lies in the backup itself"):
                 restore(str(tmp_path / "backup"), str(place))
-        for odd in ("a\0b", "a\ud800"):
+        for odd in ("a\0b", "a\ud800", "a\udcff"):
             with pytest.raises(InvalidRequestError, match="is no name of a folder"):
                 back_up(con, str(tmp_path / "a"), str(tmp_path / odd))
             with pytest.raises(InvalidRequestError, match="is no name of a folder"):

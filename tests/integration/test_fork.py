@@ -85,3 +85,31 @@ def test_a_child_that_ends_takes_nothing_from_its_parent_and_says_nothing(tmp_pa
     command = [sys.executable, "-W", "ignore", "-c", _CHILD_EXITS, str(tmp_path), where, how]
     done = subprocess.run(command, timeout=100, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_CHILD_CONNECTS = """
+import os, sys, lakehead as lh
+
+def child(used):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            lh.connect(sys.argv[1]).close()
+        except lh.InvalidRequestError as e:
+            os._exit(0 if used and "spawn" in str(e) else 1)
+        os._exit(0 if not used else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+child(used=False)
+with lh.connect(sys.argv[1]) as con:
+    con.create_table("t", [("k", "int64")]).append([{"k": 1}])
+    child(used=True)
+child(used=True)
+"""
+
+
+def test_a_child_of_who_has_connected_is_told_that_it_cannot(tmp_path: Path) -> None:
+    """What gRPC has running in the parent the child lacks: it would be ended by a signal, sooner or later."""
+    command = [sys.executable, "-W", "ignore", "-c", _CHILD_CONNECTS, str(tmp_path)]
+    done = subprocess.run(command, timeout=100, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -212,3 +212,10 @@ def test_a_round_under_way_is_waited_for(lakes: lh.Connection) -> None:
     may_go.set()
     thread.join(WAIT_SECONDS)
     assert not thread.is_alive() and lakes.table("t.a").scan(tier="lake").count() == 1
+
+
+def test_a_connection_that_was_closed_tiers_nothing(tmp_path: Path) -> None:
+    con = lh.connect(tmp_path)
+    con.close()
+    with pytest.raises(lh.ClosedError):
+        con.tiering()

@@ -31,6 +31,7 @@ from lakehead.env import Env
 from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
 from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.descriptors import fill_standard_descriptors
+from lakehead.env.forks import require_threads
 from lakehead.env.interrupts import shielded
 from lakehead.env.own_sockets import require_own
 from lakehead.env.place import real_path
@@ -90,6 +91,7 @@ def connect(
         StorageError: the folder cannot be created or written.
         UnsupportedFormatError: a newer version wrote the folder.
         UnavailableError: no server answers.
+        InvalidRequestError: this process was forked from one that had connected.
     """
     text = os.fspath(target) if isinstance(target, str | os.PathLike) else None
     if text == ":memory:":
@@ -102,6 +104,7 @@ def connect(
         raise InvalidPropertyError(
             "lake= takes a lakehead.LakeConfig, for example LakeConfig(catalog={'type': 'rest'})"
         )
+    require_threads()
     fill_standard_descriptors()
     if "://" in text:
         return open_server(text, token=token, tls=_tls(tls_ca, tls_cert, tls_key))
@@ -405,6 +408,7 @@ class Connection(Displayed, Granting):
         """
         from lakehead.api.tiering import BackgroundTiering, ConnectionTables
 
+        self._door.require_open()
         return BackgroundTiering(ConnectionTables(self, tables, again=reopened), self._env, on_round)
 
     def tiering_status(self) -> TieringStatus:

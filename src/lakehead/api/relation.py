@@ -59,6 +59,7 @@ class Reading:
         self._kept: list[object] = []
         self._failures: list[LakeheadError] = []
         self._less = False  # runs without push-down
+        self._turn = threading.RLock()  # of DuckDB's own two calls would wait for each other, or end the process
         self._runs = self._stopped = False
 
     def keep(self, rows: object) -> None:
@@ -84,7 +85,7 @@ class Reading:
         return reading
 
     def run(self, call: Callable[[], T], again: Callable[[], T] | None = None, *, here: bool = False) -> T:
-        """Call into DuckDB, where Ctrl-C ends it: in most calls it looks at no signals.
+        """Call into DuckDB, one call after the other, where Ctrl-C ends it: in most calls it looks at no signals.
 
         Args:
             again: what to call when the call cannot be answered with conditions pushed down; None: nothing, as the
@@ -98,9 +99,10 @@ class Reading:
             KeyboardInterrupt: the call was ended by it; or DuckDB met one, and calls it an error of its own.
         """
         try:
-            if here:
-                return self._pushing_less(call, again)
-            return stoppable(lambda: self._unless_stopped(call, again), self._interrupt)
+            with self._turn:
+                if here:
+                    return self._pushing_less(call, again)
+                return stoppable(lambda: self._unless_stopped(call, again), self._interrupt)
         except KeyboardInterrupt:
             self._failures.clear()  # of reads that were ended with the call
             raise

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 
 from lakehead.api.statement import Statement
+from lakehead.env.place import require_working_folder
 from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.env.storage import require_files
 from lakehead.errors import SqlError
@@ -71,6 +72,7 @@ def make_duckdb(spill: ScratchFolder, *, unrestricted: bool) -> duckdb.DuckDBPyC
     """
     config: dict[str, Any] = {"python_enable_replacements": False, "temp_directory": spill.path}
     require_files(_FILES, "DuckDB")
+    require_working_folder("DuckDB")  # it would end the process
     made = duckdb.connect(":memory:", config=config if unrestricted else {**config, **_CLOSED})
     made.execute("set global TimeZone = 'UTC'")
     if not unrestricted:

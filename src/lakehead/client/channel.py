@@ -22,6 +22,7 @@ import pyarrow.flight as fl
 
 from lakehead.client.plain_socket import Chunk, SocketExchange, SocketReader
 from lakehead.env.address import SocketAddress
+from lakehead.env.forks import has_threads
 from lakehead.env.tls import Tls
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import encode
@@ -95,6 +96,7 @@ class Channel:
         if tls is not None and tls.chain is not None:
             options |= {"cert_chain": tls.chain, "private_key": tls.key}
         self.token = token
+        has_threads()
         self.client = fl.connect(location, generic_options=_RECONNECT, **options)
         headers = [(PROCESS_HEADER.encode(), self.process.encode("ascii", "replace"))]
         headers += [] if token is None else [(b"authorization", f"Bearer {token}".encode())]

@@ -12,6 +12,8 @@ import os
 import threading
 import weakref
 
+from lakehead.errors import InvalidRequestError
+
 _kept: list[object] = []
 # In a child it is frozen, and so lasts to the end, when what destructors and generators call is gone.
 _kept.append(_kept)
@@ -19,6 +21,26 @@ _to_keep: weakref.WeakSet[object] = weakref.WeakSet()
 _lock = threading.Lock()
 _forking = 0
 _collected = False
+_has_threads = _lacks_threads = False
+
+
+def has_threads() -> None:
+    """From now on this process has threads of libraries, which its forked children will lack."""
+    global _has_threads
+    _has_threads = True
+
+
+def require_threads() -> None:
+    """Return in a process that has all of its libraries' threads.
+
+    Raises:
+        InvalidRequestError: it was forked from one that had such threads.
+    """
+    if _lacks_threads:
+        raise InvalidRequestError(
+            "this process was forked from one that had used Lakehead, and lacks what that one had running: start"
+            " processes by multiprocessing's 'spawn' or 'forkserver', or connect in them alone"
+        )
 
 
 def keep(*inherited: object) -> None:
@@ -49,8 +71,9 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    global _lock, _forking
+    global _lock, _forking, _lacks_threads
     _lock, _forking = threading.Lock(), 0
+    _lacks_threads |= _has_threads
     keep(*_to_keep)
     gc.freeze()
     if _collected:

@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 
 from lakehead.env.storage import storage_errors
-from lakehead.errors import InvalidRequestError
+from lakehead.errors import InvalidRequestError, StorageError
 
 _MACHINE_ID = "/etc/machine-id"
 
@@ -20,9 +20,26 @@ def real_path(folder: str) -> str:
         InvalidRequestError: nothing can have this name.
     """
     try:
-        return os.path.realpath(os.path.expanduser(folder))
-    except ValueError as e:  # a NUL, or half a character
+        path = os.path.realpath(os.path.expanduser(folder))
+        path.encode()
+        return path
+    except ValueError as e:  # a NUL, half a character, or bytes that are none
         raise InvalidRequestError(f"{folder!r} is no name of a folder ({e})", path=repr(folder)) from e
+
+
+def require_working_folder(who: str) -> None:
+    """Return where this process's working directory is there, which somebody asks for.
+
+    Raises:
+        StorageError: it was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise StorageError(
+            f"the working directory of this process is gone ({e.strerror}), and {who} asks for it: change to one that"
+            " is there, with os.chdir()"
+        ) from e
 
 
 @dataclass(frozen=True)

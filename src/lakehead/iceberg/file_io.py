@@ -25,6 +25,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from lakehead.config import STORAGE_EXPIRES
 from lakehead.env.clock import Clock
+from lakehead.env.place import require_working_folder
 from lakehead.env.storage import LocalStorage, open_private, storage_errors, sync_file
 from lakehead.errors import CorruptionError, StorageError, UnavailableError
 from lakehead.lake.lake_table import missing_file
@@ -222,6 +223,7 @@ def lake_files(path: str | None = None) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as e:
+        require_working_folder("PyIceberg")  # its configuration may be there: it looks for it wherever it reads
         raise missing_file(path or _named_file(e)) from e
     except (pa.ArrowInvalid, UnicodeDecodeError) as e:
         if is_damage(e):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergTables, SqlCatalog
@@ -35,8 +35,31 @@ from lakehead.iceberg.metadata_json import metadata_json
 
 _UNREADABLE = (ValidationError, ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile)
 """How PyIceberg says that a metadata file is none."""
-_known: RecentlyUsed[str, tuple[int, TableMetadata]] = RecentlyUsed(128)
-"""By a file's address, its size and what it says."""
+_VERSIONS_MAX = 3
+"""Of a table: each has all of its schemas, and one that was altered many times has many."""
+
+
+class _Version(NamedTuple):
+    """A metadata file."""
+
+    location: str
+    size: int
+    metadata: TableMetadata
+
+
+_known: RecentlyUsed[str, tuple[_Version, ...]] = RecentlyUsed(128, len)
+"""By the folder of a table's metadata files, those that were read or written last."""
+
+
+def _note(version: _Version) -> None:
+    folder = _folder(version.location)
+    others = (other for other in _known.get(folder) or () if other.location != version.location)
+    _known.note(folder, (version, *others)[:_VERSIONS_MAX])
+
+
+def _folder(location: str) -> str:
+    return location.rpartition("/")[0]
+
 
 COLUMNS = IcebergTables.__table__.c
 """Of the table in which an SQL catalog has its tables."""
@@ -115,14 +138,15 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     """
     file = io.new_input(location)
     size = len(file)
-    known = _known.get(location)
-    if known is None or known[0] != size:
+    versions = _known.get(_folder(location)) or ()
+    known = next((v for v in versions if (v.location, v.size) == (location, size)), None)
+    if known is None:
         try:
-            known = size, _newest_first(FromInputFile.table_metadata(file))
+            known = _Version(location, size, _newest_first(FromInputFile.table_metadata(file)))
         except _UNREADABLE as e:
             raise damaged_file(location, e) from e
-        _known.note(location, known)
-    return known[1]
+        _note(known)
+    return known.metadata
 
 
 def write_metadata(io: FileIO, location: str, metadata: TableMetadata) -> None:
@@ -137,7 +161,7 @@ def write_metadata(io: FileIO, location: str, metadata: TableMetadata) -> None:
     with io.new_output(location).create(overwrite=False) as stream:
         for piece in pieces:
             stream.write(piece)
-    _known.note(location, (sum(map(len, pieces)), metadata))
+    _note(_Version(location, sum(map(len, pieces)), metadata))
 
 
 def updated(base: TableMetadata, updates: Sequence[TableUpdate], location: str) -> TableMetadata:

@@ -9,6 +9,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config
 
+from lakehead.env.place import require_working_folder
 from lakehead.env.recently_used import RecentlyUsed
 
 _PIECE = 32
@@ -22,6 +23,7 @@ _known: RecentlyUsed[tuple[str, str], tuple[list[IcebergBaseModel], list[bytes]]
 
 def metadata_json(metadata: TableMetadata) -> list[bytes]:
     """In pieces, what ``metadata.model_dump_json()`` says, with the lists that grow at its end."""
+    require_working_folder("PyIceberg")  # where its configuration may be
     # As PyIceberg does: with this setting a table without a snapshot says so with -1.
     exclude_none = not Config().get_bool("legacy-current-snapshot-id")
     head = metadata.model_dump_json(exclude=set(_LISTS), exclude_none=exclude_none)

@@ -18,6 +18,7 @@ import pyarrow.flight as fl
 
 from lakehead.env.address import Address, TcpAddress
 from lakehead.env.clock import Clock
+from lakehead.env.forks import has_threads
 from lakehead.env.tls import Tls
 from lakehead.errors import AuthenticationError, InvalidRequestError, LakeheadError
 from lakehead.protocol.alignment import StreamHeaders
@@ -91,6 +92,7 @@ class FlightServer(fl.FlightServerBase):
             how |= {} if tls.authorities is None else {"root_certificates": tls.authorities}
         try:
             location = address.location(tls=tls is not None)
+            has_threads()
             super().__init__(location, middleware={"credentials": _Credentials()}, **how)
         except (pa.ArrowException, OSError) as e:
             hint = ": is the port in use?" if isinstance(address, TcpAddress) else ""

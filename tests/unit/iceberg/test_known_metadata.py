@@ -57,6 +57,14 @@ def test_it_is_what_pyiceberg_writes_when_old_snapshots_left(keyed: Any, monkeyp
         assert {i: s.parent_id for i, s in lake_version(table).snapshots.items()} == theirs
 
 
+def test_few_versions_of_a_table_are_known(keyed: Any) -> None:
+    """Each has all schemas and snapshots of its table: together they would grow with the square of these."""
+    rounds(keyed, 6)
+    known = known_metadata._known.get(str(Path(keyed.load().metadata_location).parent).replace("file:/", "file:///"))
+    assert known is not None and len(known) == 3 and known[0].location == keyed.load().metadata_location
+    assert len({version.location for version in known}) == 3
+
+
 def test_updates_are_pyicebergs(keyed: Any) -> None:
     rounds(keyed, 2)
     table = keyed.load()
