@@ -520,7 +520,7 @@ def test_a_clone_that_nobody_can_see_to_be_one(
     from lakehead.env.place import Place
 
     place = Place.of(str(tmp_path / "a"))
-    monkeypatch.setattr(Place, "of", lambda folder: place)
+    monkeypatch.setattr(Place, "of", lambda *_: place)
     clone = model.fork()
     with lh.connect(tmp_path / "a", lake=outside) as one, lh.connect(tmp_path / "b", lake=outside) as two:
         model.check(one)

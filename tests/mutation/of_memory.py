@@ -181,6 +181,13 @@ OF_MEMORY = (
         "tests/integration/test_sql_copies.py",
     ),
     Mutant(
+        "a folder whose files were replaced is what it was",
+        "env/place.py",
+        "if self.inode != former.inode or (self.file != former.file and self.file and former.file):",
+        "if self.inode != former.inode:",
+        "tests/unit/env/test_place.py",
+    ),
+    Mutant(
         "files lack defaults by the id of a definition",
         "iceberg/columns.py",
         "        of_table = digest_of_schema(desc.schemas.current.fields)\n",
