@@ -48,6 +48,20 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
     return [r["k"] for r in rows]
 
 
+def test_two_threads_do_not_wait_for_one(con: lh.Connection, name: str) -> None:
+    """The second one is told so, and takes nothing from the first."""
+    table = con.create_table(name, KV)
+    with ThreadPoolExecutor(1) as pool, table.subscribe() as feed:
+        first = pool.submit(next, feed)
+        wait_until(lambda: feed._waits)
+        with pytest.raises(lh.InvalidRequestError, match="another thread waits"):
+            next(feed)
+        put(table, 1)
+        assert numbers(first.result(WAIT_SECONDS).rows.to_pylist()) == [1]
+        put(table, 2)
+        assert numbers(take(feed, 1)) == [2]
+
+
 def test_latest_gets_what_comes(con: lh.Connection, name: str) -> None:
     table = con.create_table(name, KV)
     put(table, 1, 2)

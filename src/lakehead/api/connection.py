@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -493,11 +494,10 @@ class Connection(Displayed, Granting):
 
 def _close_all() -> None:
     for connection in list(_connections):
-        try:
+        with contextlib.suppress(LakeheadError, KeyboardInterrupt):
             connection.close()
-        except LakeheadError:
-            continue
-    wait_stopped(_EXIT_SECONDS)
+    with contextlib.suppress(KeyboardInterrupt):
+        wait_stopped(_EXIT_SECONDS)
 
 
 def _after_fork() -> None:

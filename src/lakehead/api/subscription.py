@@ -67,6 +67,7 @@ class Subscription(Displayed):
         self._stream = stream
         self._items: Iterator[tuple[StreamHeader, pa.RecordBatch]] = iter(stream)
         self._tablets: dict[TabletKey, TabletId] = {}
+        self._waits = False
         keep_in_children(self)
 
     def _facts(self) -> Mapping[str, object]:
@@ -76,7 +77,12 @@ class Subscription(Displayed):
         return self
 
     def __next__(self) -> Batch:
+        if self._waits:
+            raise InvalidRequestError(
+                "another thread waits for the next rows of this subscription: iterate in one, or subscribe in each"
+            )
         try:
+            self._waits = True
             header, rows = next(self._items)
         except StopIteration:
             raise
@@ -84,6 +90,8 @@ class Subscription(Displayed):
             # After an error or Ctrl-C the caller may go on with the batches that were not handed out.
             self._items = iter(self._stream)
             raise
+        finally:
+            self._waits = False
         key = TabletKey(header.partition, header.bucket)
         tablet = self._tablets.get(key)
         if tablet is None:
