@@ -13,6 +13,7 @@ from typing import Protocol
 
 from lakehead.config import LakeConfig
 from lakehead.env.clock import Clock
+from lakehead.env.place import require_working_folder
 from lakehead.lake.lake_table import LakeTable
 from lakehead.protocol.messages import LakeReply
 from lakehead.server.lake_state import LakeOwner, LakeState
@@ -51,7 +52,12 @@ class LakeFormat(Protocol):
 
 @functools.cache
 def lake_format(kind: str) -> LakeFormat:
-    """The format of a kind of `lake_kinds`."""
+    """The format of a kind of `lake_kinds`.
+
+    Raises:
+        StorageError: this process has no working directory, where what it loads looks for its configuration.
+    """
+    require_working_folder("PyIceberg")
     found: LakeFormat = importlib.import_module(_FORMATS[kind]).FORMAT
     return found
 
