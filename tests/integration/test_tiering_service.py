@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from tests.integration.put_back import put_back
 from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
@@ -68,6 +70,33 @@ def test_a_service_may_begin_before_its_server_and_outlives_it(
             wait_until(lambda before=rounds: len(reports) > before)
     with server.connect() as con:
         assert con.table("t.t").scan(tier="lake").count() == 3
+
+
+@pytest.mark.parametrize("into_it", [False, True])
+def test_a_service_goes_on_when_the_folder_is_put_back(
+    server: ServerProcess,
+    wait_until: Callable[..., None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    into_it: bool,
+) -> None:
+    """At once: no other service has the tables then."""
+    with server.connect() as con:
+        table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="100ms")
+        table.append([{"id": 1}])
+        with running(ConnectionTables(con)) as reports:
+            wait_until(lambda: [r.rows for r in reports] == [1])
+            server.stop()
+            shutil.copytree(server.folder, tmp_path / "before")
+            server.start()
+            table.append([{"id": 2}])
+            wait_until(lambda: sum(r.rows for r in reports) == 2)
+            server.stop()
+            put_back(server, tmp_path / "before", into_it=into_it)
+            con.table("t.t").append([{"id": 3}, {"id": 4}])
+            wait_until(lambda: sum(r.rows for r in reports) == 4)
+        assert "left to another" not in caplog.text
+        assert sorted(con.table("t.t").scan(tier="lake").to_arrow()["id"].to_pylist()) == [1, 3, 4]
 
 
 def test_services_share_the_tables_of_a_server(server: ServerProcess, wait_until: Callable[..., None]) -> None:

@@ -16,7 +16,14 @@ from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.env.threads import Started, before_exit
 from lakehead.env.usage import memory_bytes
-from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, TableNotFoundError, UnavailableError
+from lakehead.errors import (
+    AuthenticationError,
+    ClosedError,
+    FolderCopiedError,
+    LakeheadError,
+    TableNotFoundError,
+    UnavailableError,
+)
 from lakehead.lake.formats import format_of
 from lakehead.lake.marks import next_epoch
 from lakehead.protocol import messages as m
@@ -227,13 +234,21 @@ class ConnectionTables(Generic[C]):
         return self._current(table_id, turn)
 
     def _current(self, table_id: str, turn: Callable[[TableHandle], T]) -> T:
-        """Take a turn of a table as it is now; one that is altered meanwhile has begun for nothing, not failed."""
+        """Take a turn of a table as it is now; one that is altered meanwhile, or whose folder was put back, has begun
+        for nothing, not failed."""
 
         def know(now: TableHandle) -> TableHandle:
             self._handles[table_id] = now
             return now
 
-        return know(self._handle(table_id)).current(turn, know)
+        try:
+            return know(self._handle(table_id)).current(turn, know)
+        except FolderCopiedError as e:
+            if "expected" not in e.context:  # another copy has its lake
+                raise
+            self._handles.pop(table_id, None)
+            self._epochs.pop(table_id, None)
+            return know(self._handle(table_id)).current(turn, know)
 
     def _opened(self, handle: TableHandle) -> tuple[LakeTable, Epoch]:
         table_id = handle.desc.table_id
