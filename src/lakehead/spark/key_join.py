@@ -27,6 +27,7 @@ from lakehead.errors import (
 )
 from lakehead.format.arrays import to_arrow
 from lakehead.format.joins import BYTES_MAX, join, largest, taken
+from lakehead.format.per_schema import digest_of_schema
 from lakehead.format.read_as import cast_to
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
@@ -203,7 +204,7 @@ class LookupJoin:
             return ask(keys)
         handle = handle_of(table)
         desc = handle.desc
-        join = (self.uri, desc.table_id, desc.schema_id, tuple(columns), self.stale_ms)
+        join = (self.uri, desc.table_id, digest_of_schema(desc.schemas.current.fields), tuple(columns), self.stale_ms)
         return _remembered.of(join, self.stale_ms / 1000, handle.env.clock).places(keys, ask)
 
 
