@@ -98,11 +98,14 @@ class Reading:
             MissingDependencyError: rows were wanted in the form of a package that is not installed.
             KeyboardInterrupt: the call was ended by it; or DuckDB met one, and calls it an error of its own.
         """
+        with self._turn:
+            return self._run(call, again, here=here)
+
+    def _run(self, call: Callable[[], T], again: Callable[[], T] | None, *, here: bool) -> T:
         try:
-            with self._turn:
-                if here:
-                    return self._pushing_less(call, again)
-                return stoppable(lambda: self._unless_stopped(call, again), self._interrupt)
+            if here:
+                return self._pushing_less(call, again)
+            return stoppable(lambda: self._unless_stopped(call, again), self._interrupt)
         except KeyboardInterrupt:
             self._failures.clear()  # of reads that were ended with the call
             raise

@@ -1,4 +1,5 @@
-"""What a process that is forked leaves to its child: nothing inherited is destroyed there.
+"""What a process that is forked leaves to its child: nothing inherited is destroyed there, and nothing new begun by
+libraries whose threads it lacks.
 
 The destructors of Flight servers, clients and streams wait for threads that a child does not have, and the child would
 wait for ever; most children run another program at once and never need them. So the child keeps what is given to
