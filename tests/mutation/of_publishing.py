@@ -139,6 +139,13 @@ OF_PUBLISHING = (
         "tests/properties/test_overwritten_lake.py",
     ),
     Mutant(
+        "count among what a round has followed what the log does not count",
+        "tiering/round_plan.py",
+        "held.get(k, 0) + at.overwritten for",
+        "held.get(k, 0) + overwritten.get(k, 0) for",
+        "tests/integration/test_tiering_service.py",
+    ),
+    Mutant(
         "tier an overwritten partition from where the lake was",
         "tiering/round_plan.py",
         "            start = overwritten[tablet] = before\n",

@@ -14,6 +14,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.api.table import handle_of
+from lakehead.api.tiering import ConnectionTables
 from lakehead.client.staging import JobBatch
 from lakehead.errors import CommitConflictError
 from lakehead.lake.formats import format_of
@@ -104,6 +105,9 @@ class Table:
         assert rows_of(self.table.scan(tier="lake").to_arrow()) == self.expected()
         assert rows_of(self.table.lake.iceberg().scan().to_arrow()) == self.expected()
         assert self.table.lake.tier().snapshot_id is None, "there is nothing more to follow"
+        service = ConnectionTables(self.con)
+        (found,) = service.look(frozenset(), frozenset()).tables
+        assert service.run_round(found.table_id, 1 << 20).end == found.end, "or a service never finds later news"
 
 
 def rows_of(found: pa.Table) -> list[Row]:

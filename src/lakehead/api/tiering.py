@@ -171,7 +171,10 @@ class ConnectionTables(Generic[C]):
             self._handles.pop(table_id, None)
             self._epochs.pop(table_id, None)
         return Looked(
-            tuple(FoundTable(t.table_id, t.name, t.freshness_ms / 1000, t.maintained, t.end) for t in work.tables)
+            tuple(
+                FoundTable(t.table_id, t.name, t.freshness_ms / 1000, t.maintained, t.end, work.folder_id)
+                for t in work.tables
+            )
         )
 
     def _ask(

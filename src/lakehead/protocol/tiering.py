@@ -28,9 +28,10 @@ class TieredTable(Message, frozen=True, kw_only=True):
 
 
 class TieringWork(Reply, frozen=True, kw_only=True):
-    """The tables that the job has until it asks again."""
+    """The tables that the job has until it asks again, and the folder whose logs their ``end`` is of."""
 
     tables: list[TieredTable]
+    folder_id: str = ""
 
 
 class AskTieringWork(Request[TieringWork], frozen=True, kw_only=True):

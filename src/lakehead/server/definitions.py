@@ -358,7 +358,8 @@ class Definitions:
                 memory_bytes=request.memory_bytes,
             )
         ends = {live.desc.table_id: live.to_tier for live in self._tables.open_tables()}
-        return TieringWork(tables=[_tiered(t, ends.get(i)) for i, t in wanted.items() if i in own])
+        tables = [_tiered(t, ends.get(i)) for i, t in wanted.items() if i in own]
+        return TieringWork(tables=tables, folder_id=self._metadata.incarnation.folder_id)
 
     def tiering_status(self, request: AskTieringStatus, caller: Caller) -> TieringStatus:
         """See `AskTieringStatus`."""

@@ -72,7 +72,7 @@ class CommitResult:
         deletes: older rows deleted.
         files: data files added.
         offsets: what the lake holds, per tablet.
-        overwritten: offsets below which it has followed partitions that were overwritten, per tablet.
+        end: how far the lake has followed the log, as the server counts it in `FoundTable.end`.
         more: whether the log held more when the round was planned.
         records: of the log that were moved.
         bytes: of the files added.
@@ -90,12 +90,7 @@ class CommitResult:
     bytes: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     cpu_seconds: float = 0.0
-    overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
-
-    @property
-    def end(self) -> int:
-        """How far the lake has followed; compares with what the server says that there is to follow."""
-        return sum(self.offsets.values()) + sum(self.overwritten.values())
+    end: int = 0
 
 
 def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock) -> CommitResult:
@@ -109,7 +104,7 @@ def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile],
         UnavailableError: the catalog cannot be reached or refuses; nothing landed. `StorageError` where it was a disk.
     """
     if plan.changes_nothing:
-        return CommitResult(None, 0, 0, 0, plan.offsets, overwritten=plan.overwritten)
+        return CommitResult(None, 0, 0, 0, plan.offsets, end=plan.end)
     return _Commit(lake, plan, files, clock).run()
 
 
@@ -154,7 +149,7 @@ class _Commit:
                 self._sent.append(_Attempt(staged, answer))
                 cause = answer.cause
                 if answer.outcome is Outcome.LANDED:
-                    return self._finish(staged.snapshot_id, self._plan.offsets, self._plan.overwritten)
+                    return self._finish(staged.snapshot_id, self._plan.offsets)
             return self._give_up(cause)
         except CommitUnknownError:
             raise
@@ -236,9 +231,7 @@ class _Commit:
 
     # ---- how it ends --------------------------------------------------------------------------------------------
 
-    def _finish(
-        self, snapshot_id: int, offsets: Mapping[TabletKey, int], overwritten: Mapping[TabletKey, int]
-    ) -> CommitResult:
+    def _finish(self, snapshot_id: int, offsets: Mapping[TabletKey, int]) -> CommitResult:
         """This snapshot is the round's: what other attempts wrote is not needed."""
         self._discard_unsent()
         if self._seen is not None:
@@ -251,10 +244,10 @@ class _Commit:
             deletes=sum(map(len, plan.deletes.values())),
             files=len(self._files),
             offsets=offsets,
-            more=plan.more,
+            more=plan.more or offsets != plan.offsets,
             records=plan.records,
             bytes=sum(f.size for f in self._files),
-            overwritten=overwritten,
+            end=plan.end,
         )
 
     def _landed(self, mark: LakeMark) -> CommitResult:
@@ -263,7 +256,7 @@ class _Commit:
             added = self._lake.added_paths(self._seen, mark.snapshot_id)
             if added is not None:
                 self._discard_files(keep=added)
-        return self._finish(mark.snapshot_id, mark.offsets, mark.overwritten)
+        return self._finish(mark.snapshot_id, mark.offsets)
 
     def _give_up(self, cause: Exception | None) -> CommitResult:
         """No attempt is known to have landed.

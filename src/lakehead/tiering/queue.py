@@ -55,6 +55,7 @@ class FoundTable:
         maintained: whether it gets maintenance beside rounds.
         end: how far its lake can follow: where its log ends and was overwritten, the sum of all tablets; None: not
             known.
+        folder: whose logs these are; a folder that was put back may count to what the one before did.
     """
 
     table_id: str
@@ -62,6 +63,7 @@ class FoundTable:
     freshness: float
     maintained: bool
     end: int | None
+    folder: str = ""
 
 
 # ---- what happens ---------------------------------------------------------------------------------------------------
@@ -336,6 +338,8 @@ class TieringQueue:
         if queued is not None:
             if table.freshness < queued.table.freshness:
                 queued.due = min(queued.due, now + budget(table.freshness, queued.expected))
+            if table.folder != queued.table.folder:
+                queued.lake_end = None
             queued.table = table
         elif table.table_id not in self._fenced:
             self._tables[table.table_id] = QueuedTable(table, now)

@@ -125,7 +125,7 @@ def run_round(
         records_max=records_max,
     )
     if plan.changes_nothing:
-        return CommitResult(None, 0, 0, 0, plan.offsets, overwritten=plan.overwritten)
+        return CommitResult(None, 0, 0, 0, plan.offsets, end=plan.end)
     watch.lap("plan")
     executor = executor_of(plan.records)
     writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)

@@ -76,6 +76,8 @@ class RoundPlan:
         more: whether the log held more than the round takes.
         overwritten: of tablets whose partition was overwritten, the offset below which the commit leaves no rows.
         cleared: those of them that the lake has such rows of, or may have; all that it has of them goes.
+        end: how far the lake then has followed the log, as the server counts that: what the log's tablets say, and not
+            what the lake knows of others, or of a truncation, that the log does not count.
     """
 
     table_id: str
@@ -92,6 +94,7 @@ class RoundPlan:
     more: bool = False
     overwritten: Mapping[TabletKey, Offset] = field(default_factory=dict)
     cleared: frozenset[TabletKey] = frozenset()
+    end: int = 0
 
     @property
     def changes_nothing(self) -> bool:
@@ -177,7 +180,7 @@ def plan_round(
         for tablet, (start, end) in taken.items()
         for at, until in _cut(start, end, rows_per_task)
     )
-    return RoundPlan(
+    plan = RoundPlan(
         desc.table_id,
         epoch,
         round_id,
@@ -190,6 +193,8 @@ def plan_round(
         overwritten=overwritten,
         cleared=frozenset(cleared),
     )
+    held = plan.offsets
+    return replace(plan, end=sum(held.get(k, 0) + at.overwritten for k, at in watermarks.items()))
 
 
 def _oldest(ranges: Mapping[TabletKey, tuple[int, int]], records_max: int) -> dict[TabletKey, tuple[int, int]]:

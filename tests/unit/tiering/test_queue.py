@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from lakehead.tiering.queue import (
     FENCED_SECONDS,
@@ -136,6 +137,16 @@ def test_many_idle_tables_share_their_questions() -> None:
         assert isinstance(wait, Wait)
         now = wait.until
     assert looks <= 30
+
+
+def test_a_folder_that_was_put_back_has_news_wherever_its_logs_end() -> None:
+    queue, _ = started(replace(table("a", end=10), folder="one"), look_seconds=RARELY)
+    queue.handle(ended("a", 10), NOW + 2)
+    for end, folder in ((10, "another"), (7, "a third")):
+        due = queue.tables["a"].due
+        assert woken(queue, due, replace(table("a", end=end), folder=folder)) == [round_of("a")]
+        queue.handle(ended("a", end), due + 2)
+        assert not queue.tables["a"].has_news
 
 
 def test_a_table_that_no_server_knows_the_end_of_gets_a_round() -> None:

@@ -82,7 +82,8 @@ class PlayedTables:
             raise self.wrong[table_id]
         rows = self.logs[table_id] - self.lakes[table_id]
         self.lakes[table_id] += rows
-        return CommitResult(len(self.rounds) if rows else None, rows, 0, 1, {TABLET: self.lakes[table_id]})
+        end = self.lakes[table_id]
+        return CommitResult(len(self.rounds) if rows else None, rows, 0, 1, {TABLET: end}, end=end)
 
     def maintain(self, table_id: str) -> bool:
         self.maintained.append(table_id)
