@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from tests.crash import points
 from tests.crash.changing import PROPERTIES, WITH_LAKE, Changing
@@ -123,8 +125,7 @@ class ChangeSteps(Tools):
         lakes = set(deployment.lakes())
         with self._two_jobs(deployment) as (victim, survivor):
             if step.point == "asleep":
-                self._wait(0.0, 1.0)
-                os.kill(victim.pid, signal.SIGSTOP)
+                self._put_to_sleep(victim, deployment.server.folder / "lake" / "catalog.db")
                 hit = True
             elif step.point == "random":
                 self._wait(0.0, 1.0)
@@ -154,6 +155,17 @@ class ChangeSteps(Tools):
             survivor.release()
         deployment.check()
         deployment.check_lake_folders()
+
+    def _put_to_sleep(self, victim: TieringJob, catalog: Path) -> None:
+        """Stop a job while it does not hold the catalog's lock: a database that is one file stays locked as long as
+        who has locked it stands still."""
+        while True:
+            self._wait(0.0, 1.0)
+            os.kill(victim.pid, signal.SIGSTOP)
+            with contextlib.closing(sqlite3.connect(catalog, timeout=5)) as db, contextlib.suppress(sqlite3.Error):
+                db.execute("begin exclusive")
+                return
+            os.kill(victim.pid, signal.SIGCONT)
 
     @contextlib.contextmanager
     def _two_jobs(self, deployment: Deployment) -> Iterator[list[TieringJob]]:
