@@ -71,8 +71,8 @@ OF_READING = (
     Mutant(
         "rows by leading columns without a bound",
         "server/reads.py",
-        "tablet.prefix_lookup(keys, schema_id, bytes_max=most)",
-        "tablet.prefix_lookup(keys, schema_id)",
+        "tablet.prefix_lookup(some, desc.schema_id, bytes_max=request.bytes_max)",
+        "tablet.prefix_lookup(some, desc.schema_id)",
         "tests/integration/test_sql_by_key.py",
     ),
     Mutant(

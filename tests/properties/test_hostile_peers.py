@@ -153,7 +153,7 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
         (m.Write(table_id=keyed, kind="upsert", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),
         (m.CloseWriter(table_id=log, writer_id=b"n" * 16, epoch=1, acked_through=3), []),
-        (m.Lookup(table_id=keyed, tablets=[ref], prefix=[]), [keys]),
+        (m.Lookup(table_id=keyed, tablets=[ref], counts=[4], prefix=[]), [keys]),
         (m.Get(table_id=plain, tablet=ref, key=["a", 3]), []),
         (m.Watermarks(table_id=log, sync=True, at_timestamp_us=5), []),
         (m.TimestampsAt(table_id=log, ranges=[whole]), []),

@@ -95,15 +95,17 @@ class Observer:
         desc = self._history.tables[request.table_id]
         definition = self._history.definition(request.table_id, request.schema_id)
         schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
-        for i, (ref, asked) in enumerate(zip(request.tablets, attachments, strict=True)):
+        (asked,) = attachments
+        keys, found = rows_of(pa.ipc.read_record_batch(asked, schema)), {}
+        if out[0].size:
+            rows = [held(r, definition) for r in rows_of(pa.ipc.read_record_batch(out[0], definition.columns))]
+            found = dict(zip(np.frombuffer(out[1], np.int64).tolist(), rows, strict=True))
+        at = 0
+        for ref, count in zip(request.tablets, request.counts, strict=True):
+            start, at = at, at + count
+            answer = [found.get(n) for n in range(start, at)]
             tablet = self._history.tablet(request.table_id, ref.key)
-            keys = rows_of(pa.ipc.read_record_batch(asked, schema))
-            found = {}
-            if out[2 * i].size:
-                rows = [held(r, definition) for r in rows_of(pa.ipc.read_record_batch(out[2 * i], definition.columns))]
-                found = dict(zip(np.frombuffer(out[2 * i + 1], np.int64).tolist(), rows, strict=True))
-            answer = [found.get(n) for n in range(len(keys))]
-            self._state_seen(tablet, keys, answer, floors.get(ref.key, 0), definition)
+            self._state_seen(tablet, keys[start:at], answer, floors.get(ref.key, 0), definition)
 
     @staticmethod
     def _state_seen(

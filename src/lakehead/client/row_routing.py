@@ -80,7 +80,8 @@ def _groups(
         if groups <= 1 << 16:  # NumPy sorts so small numbers by their digits
             group = group.astype(np.uint16)
         order = np.argsort(group, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+        cuts = (np.flatnonzero(np.diff(group[order])) + 1).tolist()
+        parts = [order[start:end] for start, end in itertools.pairwise([0, *cuts, len(order)])]
     for rows in parts:
         if len(rows):
             code, bucket = divmod(int(group[rows[0]]), span)

@@ -19,6 +19,7 @@ from lakehead.format.arrays import places_of, to_arrow
 BYTES_MAX = 64 << 20
 """Bytes that joined batches, slices and answers hold at most; one row may hold more."""
 ROWS_MAX = 1 << 16
+_FEW_BYTES = 1 << 16
 CHANGE_BYTES_MAX = 513 << 20
 """Bytes of the old and new rows that one write to one tablet may log; two rows of the largest batch are within it."""
 
@@ -77,6 +78,12 @@ def within(batch: pa.RecordBatch | pa.Table, bytes_max: int) -> bool:
     """Whether the rows take at most so many bytes."""
     # What it holds as a whole, which columns may share, is told fifty times as fast as what of it the rows take.
     return batch.get_total_buffer_size() * batch.num_columns <= bytes_max or batch.nbytes <= bytes_max
+
+
+def about_bytes(batch: pa.RecordBatch) -> int:
+    """What the rows take, or up to `_FEW_BYTES` if that is more: told at once of what batches hold that is no more."""
+    held: int = batch.get_total_buffer_size()
+    return held if held <= _FEW_BYTES else int(batch.nbytes)
 
 
 def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -331,8 +331,16 @@ class KvTablet:
     # ---- reads ------------------------------------------------------------------------------------------------
 
     def find(self, keys: pa.RecordBatch) -> Slots:
-        """Slot of each key, -1 when there is no such row; ``keys`` holds the key columns, and may hold others."""
-        return self._index.probe(encode_keys([keys.column(c) for c in self._key], self._seed))
+        """`probe` for keys that are not encoded."""
+        return self.probe(self.encode(keys))
+
+    def encode(self, keys: pa.RecordBatch) -> KeyBatch:
+        """Keys as `probe` takes them; ``keys`` holds the key columns, and may hold others."""
+        return encode_keys([keys.column(c) for c in self._key], self._seed)
+
+    def probe(self, keys: KeyBatch) -> Slots:
+        """Slot of each key, -1 when there is no such row; keys of another tablet that has the same seed will do."""
+        return self._index.probe(keys)
 
     def is_older(self, slots: Slots, end: Offset) -> bool:
         """Whether there is a row in each of these slots, as it was written below this offset."""

@@ -21,7 +21,7 @@ from lakehead.protocol.table_info import Message as Message
 from lakehead.protocol.table_info import TableInfo as TableInfo
 from lakehead.types import TablePath, TabletKey, WriteKind
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R", bound="Reply")
@@ -336,19 +336,19 @@ class CloseWriter(TableRequest[Done], frozen=True, kw_only=True):
 
 
 class LookupReply(Reply, frozen=True, kw_only=True):
-    """``exact`` is False when rows as of an earlier moment were asked for, and one of the keys may have changed since:
-    then there are none."""
+    """``exact`` is False, and there are no rows, when one of the keys may have changed since ``as_of``."""
 
     exact: bool = True
 
 
 class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
-    """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
-    Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
-    prefix lookups). ``as_of``: those live at these ends of the tablets' logs; ``bytes_max``: no more of them."""
+    """Rows by key; attached is the IPC batch of keys, ``counts[i]`` for ``tablets[i]`` after those before. ``prefix``
+    asks by leading columns. Reply: the IPC batch of rows found, in that order, then int64 positions in the keys (empty
+    for prefixes). ``as_of``: those live at these ends of the tablets' logs; ``bytes_max``: no more of them."""
 
     privilege = Privilege.READ
     tablets: list[TabletRef]
+    counts: list[Int64]
     prefix: list[str]
     as_of: list[Int64] | None = None
     bytes_max: Int64 | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from lakehead.config import Limits
@@ -19,8 +21,9 @@ from lakehead.errors import (
     WrongTableKindError,
 )
 from lakehead.format.ipc_message import read_received
-from lakehead.format.joins import require_answer
+from lakehead.format.joins import about_bytes, join, require_answer
 from lakehead.format.plain import has_plain_rows, plain_key
+from lakehead.log.netchange import NO_OFFSETS, Offsets
 from lakehead.protocol import messages as m
 from lakehead.server.access import Caller, Share
 from lakehead.server.admission import Bounded
@@ -31,9 +34,16 @@ from lakehead.server.quotas import Quotas
 from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import Offset, TableDescriptor, TabletKey
+
+if TYPE_CHECKING:
+    from lakehead.kv.keys import KeyBatch
 
 _ADDRESS_MAX = 8192
+_Found: TypeAlias = tuple[pa.RecordBatch, Offsets]
+"""Rows of a tablet, and each one's position in the keys."""
+_Look: TypeAlias = Callable[[Tablet, int, int, Offset | None], _Found | None]
+"""Rows of a tablet by these of the keys, as of the end of its log that is given; None: that cannot be told."""
 
 
 class Reads:
@@ -87,49 +97,73 @@ class Reads:
         table, desc = self._keyed(request)
         if request.prefix and tuple(request.prefix) != desc.prefix_key:
             raise InvalidRequestError(f"{desc.path} has no prefix {request.prefix} to look up by")
-        if len(request.tablets) != len(attachments):
-            raise InvalidRequestError("a lookup must have one attachment for each tablet")
+        if len(attachments) != 1 or len(request.counts) != len(request.tablets):
+            raise InvalidRequestError("a lookup must have one attachment, and a number of keys for each tablet")
         ends: Sequence[int | None] = request.as_of or [None] * len(request.tablets)
         if len(ends) != len(request.tablets) or (request.prefix and request.as_of):
             raise InvalidRequestError("a lookup of keys as of a moment must have one offset for each tablet")
-        schema = pa.schema([desc.schema.field(c) for c in request.prefix]) if request.prefix else desc.key_columns
-        out: list[pa.Buffer] = []
-        asked = held = 0
-        for ref, buffer, end in zip(request.tablets, attachments, ends, strict=True):
-            try:
-                keys = read_received(buffer, schema, bytes_max=self._limits.batch_bytes_max)
-                if keys.num_rows > self._limits.lookup_keys_max:
-                    raise LimitExceededError(
-                        f"a lookup of {keys.num_rows:,} keys is over the limit of {self._limits.lookup_keys_max:,}:"
-                        " ask in parts",
-                        lookup_keys_max=self._limits.lookup_keys_max,
-                    )
-            except CorruptionError as e:
-                raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
-            found = self._lookup_in(table, ref, keys, desc.schema_id, request, end)
+        keys = self._asked(request, attachments[0], desc)
+        look = (self._by_prefix if request.prefix else self._by_key)(keys, desc, request)
+        batches: list[pa.RecordBatch] = []
+        places: list[Offsets] = []
+        at = held = 0
+        for ref, count, end in zip(request.tablets, request.counts, ends, strict=True):
+            start, at = at, at + count
+            tablet = table.tablet(ref.key)
+            if tablet is None:
+                continue
+            found = look(tablet, start, at, end)
             if found is None:
                 return m.LookupReply(exact=False), []
-            out += found
-            asked, held = asked + keys.num_rows, held + sum(part.size for part in found)
-            # Each tablet bounds its part; many of them are one answer.
-            require_answer(asked, held, request.bytes_max)
-        return m.LookupReply(), out
+            if found[0].num_rows:
+                batches.append(found[0])
+                places.append(found[1])
+                held += about_bytes(found[0]) + found[1].nbytes
+                # Each tablet bounds its part; many of them are one answer.
+                require_answer(at, held, request.bytes_max)
+        if not batches:
+            return m.LookupReply(), [pa.py_buffer(b"")] * 2
+        return m.LookupReply(), [join(batches).serialize(), pa.py_buffer(np.concatenate(places))]
+
+    def _asked(self, request: m.Lookup, buffer: pa.Buffer, desc: TableDescriptor) -> pa.RecordBatch:
+        schema = pa.schema([desc.schema.field(c) for c in request.prefix]) if request.prefix else desc.key_columns
+        try:
+            keys = read_received(buffer, schema, bytes_max=self._limits.batch_bytes_max)
+        except CorruptionError as e:
+            raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
+        if keys.num_rows > self._limits.lookup_keys_max:
+            raise LimitExceededError(
+                f"a lookup of {keys.num_rows:,} keys is over the limit of {self._limits.lookup_keys_max:,}:"
+                " ask in parts",
+                lookup_keys_max=self._limits.lookup_keys_max,
+            )
+        if sum(request.counts) != keys.num_rows or min(request.counts, default=0) < 0:
+            raise InvalidRequestError(
+                f"a lookup of {keys.num_rows:,} keys says that tablets have {request.counts} of them"
+            )
+        return keys
 
     @staticmethod
-    def _lookup_in(
-        table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, schema_id: int, request: m.Lookup, end: int | None
-    ) -> list[pa.Buffer] | None:
-        tablet = table.tablet(ref.key)
-        if tablet is None:
-            return [pa.py_buffer(b""), pa.py_buffer(b"")]
-        most = request.bytes_max
-        if request.prefix:
-            return [tablet.prefix_lookup(keys, schema_id, bytes_max=most).serialize(), pa.py_buffer(b"")]
-        looked = tablet.lookup(keys, schema_id, as_of=end, bytes_max=most)
-        if looked is None:
-            return None
-        rows, positions = looked
-        return [rows.serialize(), pa.py_buffer(positions)]
+    def _by_key(keys: pa.RecordBatch, desc: TableDescriptor, request: m.Lookup) -> _Look:
+        encoded: KeyBatch | None = None
+
+        def look(tablet: Tablet, start: int, end: int, as_of: Offset | None) -> _Found | None:
+            nonlocal encoded
+            if encoded is None:  # once for all tablets
+                encoded = tablet.encode(keys)
+            some = encoded.slice(start, end)
+            found = tablet.lookup(some, desc.schema_id, as_of=as_of, bytes_max=request.bytes_max)
+            return None if found is None else (found[0], found[1] + start)
+
+        return look
+
+    @staticmethod
+    def _by_prefix(keys: pa.RecordBatch, desc: TableDescriptor, request: m.Lookup) -> _Look:
+        def look(tablet: Tablet, start: int, end: int, as_of: Offset | None) -> _Found | None:
+            some = keys.slice(start, end - start)
+            return tablet.prefix_lookup(some, desc.schema_id, bytes_max=request.bytes_max), NO_OFFSETS
+
+        return look
 
     def watermarks(self, request: m.Watermarks) -> m.WatermarksReply:
         """See `Watermarks`."""

@@ -48,6 +48,7 @@ from lakehead.types import Offset, Schemas, TableDescriptor, TabletKey
 
 if TYPE_CHECKING:
     from lakehead.kv import KvTablet
+    from lakehead.kv.keys import KeyBatch
 
 T = TypeVar("T")
 
@@ -425,8 +426,13 @@ class Tablet:
             with self._state_lock:
                 self._kv.require_change(write.rows, deleted=write.kind == "delete")
 
+    def encode(self, keys: pa.RecordBatch) -> KeyBatch:
+        """Keys as `lookup` of any tablet of the table takes them."""
+        assert self._kv is not None
+        return self._kv.encode(keys)
+
     def lookup(
-        self, keys: pa.RecordBatch, schema_id: int = -1, *, as_of: Offset | None = None, bytes_max: int | None = None
+        self, keys: KeyBatch, schema_id: int = -1, *, as_of: Offset | None = None, bytes_max: int | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]] | None:
         """Rows of the keys that exist, and each one's position in ``keys``; with ``as_of`` those that were live at that
         end of the log, or None when one of them may have changed since.
@@ -439,7 +445,7 @@ class Tablet:
         assert self._kv is not None
         with self._state_lock:
             self._require_readable(schema_id)
-            slots = self._kv.find(keys)
+            slots = self._kv.probe(keys)
             if as_of is not None and self.high_watermark != as_of and not self._kv.is_older(slots, as_of):
                 return None
             return self._kv.answer(slots, bytes_max), np.flatnonzero(slots >= 0)
@@ -454,11 +460,7 @@ class Tablet:
     def prefix_lookup(
         self, prefixes: pa.RecordBatch, schema_id: int = -1, *, bytes_max: int | None = None
     ) -> pa.RecordBatch:
-        """Rows whose leading key columns equal one of these.
-
-        Raises:
-            LimitExceededError, SchemaChangedError: as `lookup`.
-        """
+        """Rows whose leading key columns equal one of these; errors as of `lookup`."""
         assert self._kv is not None
         with self._state_lock:
             self._require_readable(schema_id)
@@ -467,11 +469,8 @@ class Tablet:
     def live_rows(
         self, columns: list[int], schema_id: int = -1
     ) -> tuple[int, list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]]]:
-        """High watermark, and the live rows at exactly it as (offsets, rows) batches in offset order.
-
-        Raises:
-            SchemaChangedError: as `lookup`.
-        """
+        """High watermark, and the live rows at exactly it as (offsets, rows) batches in offset order; errors as of
+        `lookup`."""
         assert self._kv is not None
         with self._state_lock:
             self._require_readable(schema_id)

@@ -102,7 +102,7 @@ CALLS: list[m.Request[Any]] = [
     Unstage(table_id="t1", job="j", batch=3),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
     m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),
-    m.Lookup(table_id="t1", tablets=[REF, REF], prefix=[]),
+    m.Lookup(table_id="t1", tablets=[REF, REF], counts=[2, 0], prefix=[]),
     m.Get(table_id="t1", tablet=REF, key=[1, "a", b"b"]),
     m.Watermarks(table_id="t1", sync=True, at_timestamp_us=5),
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),

@@ -56,7 +56,9 @@ def write(server: LocalEndpoint, table_id: str, *refs: m.TabletRef) -> m.WriteRe
 Ask = Callable[[LocalEndpoint, str, m.TabletRef, m.TabletRange], Any]
 ASKS: dict[str, Ask] = {
     "write": lambda s, t, ref, r: write(s, t, ref),
-    "lookup": lambda s, t, ref, r: s.call(m.Lookup(table_id=t, tablets=[ref], prefix=[]), [KEYS[0].serialize()]),
+    "lookup": lambda s, t, ref, r: s.call(
+        m.Lookup(table_id=t, tablets=[ref], counts=[KEYS[0].num_rows], prefix=[]), [KEYS[0].serialize()]
+    ),
     "get": lambda s, t, ref, r: s.call(m.Get(table_id=t, tablet=ref, key=["a", 1])),
     "timestamps": lambda s, t, ref, r: s.call(m.TimestampsAt(table_id=t, ranges=[r])),
     "read": lambda s, t, ref, r: s.stream(m.Read(table_id=t, ranges=[r], columns=COLUMNS, predicate=None)),

@@ -85,7 +85,7 @@ class Opened:
 
     def get(self, *keys: int) -> dict[int, str | None]:
         asked = pa.RecordBatch.from_pydict({"k": list(keys)}, schema=pa.schema([SCHEMA.field("k")]))
-        return {r["k"]: r["v"] for r in self.tablet.lookup(asked)[0].to_pylist()}
+        return {r["k"]: r["v"] for r in self.tablet.lookup(self.tablet.encode(asked))[0].to_pylist()}
 
 
 _writers = iter(range(10**9))
@@ -412,14 +412,15 @@ def test_a_closed_tablet_keeps_no_rows_whoever_keeps_it() -> None:
     t.write(*((n, f"{n}") for n in range(1000)))
     arrays = [weakref.ref(o) for o in gc.get_objects() if type(o) is GrowingArray and id(o) not in before]
     keys = pa.record_batch([pa.array([7])], names=["k"])
+    encoded = t.tablet.encode(keys)
     gc.disable()
     try:
-        assert t.tablet.lookup(keys) is not None
+        assert t.tablet.lookup(encoded) is not None
         t.tablet.close(DONE)
         assert sum(array.nbytes for a in arrays if (array := a()) is not None) < 1000
     finally:
         gc.enable()
-    reads = (lambda: t.tablet.lookup(keys), lambda: t.tablet.row([7]), lambda: t.tablet.prefix_lookup(keys),
+    reads = (lambda: t.tablet.lookup(encoded), lambda: t.tablet.row([7]), lambda: t.tablet.prefix_lookup(keys),
              lambda: t.tablet.live_rows([0]))  # fmt: skip
     for read in reads:
         with pytest.raises(ClosedError, match="the test is over"):
