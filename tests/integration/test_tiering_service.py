@@ -8,9 +8,10 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -22,6 +23,7 @@ from lakehead.api.connection import reopened
 from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
 from lakehead.env import Env
+from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.tiering.queue import TieringQueue
 from lakehead.tiering.service import RoundReport, TieringService
 
@@ -183,6 +185,40 @@ def test_a_fenced_table_that_is_made_again_is_tiered(
             con.drop_table("t.t")
             create()
             wait_until(lambda: [r.rows for r in older] == [1])
+
+
+@pytest.mark.parametrize("turn", ["round", "maintenance"])
+def test_a_table_that_is_being_dropped_is_gone(
+    lakes: lh.Connection, monkeypatch: pytest.MonkeyPatch, turn: str
+) -> None:
+    """Its lake table goes before it does: whoever works on it is told so, not that others took its lake away."""
+    table = lakes.table("t.a")
+    table.append([{"id": 1}])
+    tables = ConnectionTables(lakes, ["t.a"])
+    (found,) = tables.look(frozenset(), frozenset()).tables
+    tables.run_round(found.table_id, 10)
+    table.append([{"id": 2}])
+    gone, go = threading.Event(), threading.Event()
+    drop = LakeCatalog.drop_table
+
+    def slowly(*given: Any, **how: Any) -> None:
+        drop(*given, **how)
+        gone.set()
+        assert go.wait(WAIT_SECONDS)
+
+    monkeypatch.setattr(LakeCatalog, "drop_table", slowly)
+    work = {
+        "round": lambda: tables.run_round(found.table_id, 10),
+        "maintenance": lambda: tables.maintain(found.table_id),
+    }
+    with ThreadPoolExecutor() as pool:
+        dropping = pool.submit(lakes.drop_table, "t.a", purge=True)
+        assert gone.wait(WAIT_SECONDS)
+        working = pool.submit(work[turn])
+        go.set()
+        dropping.result(WAIT_SECONDS)
+        with pytest.raises(lh.TableNotFoundError):
+            working.result(WAIT_SECONDS)
 
 
 @pytest.fixture

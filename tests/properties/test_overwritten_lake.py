@@ -101,7 +101,10 @@ class Table:
         self.check_lake()
 
     def check_lake(self) -> None:
+        behind = rows_of(self.table.lake.iceberg().scan().to_arrow()) != self.expected()
+        assert not behind or sum(self.table.status()["lag_rows"].to_pylist()), "or who waits for it does not wait"
         self.tier()
+        assert not sum(self.table.status()["lag_rows"].to_pylist())
         assert rows_of(self.table.scan(tier="lake").to_arrow()) == self.expected()
         assert rows_of(self.table.lake.iceberg().scan().to_arrow()) == self.expected()
         assert self.table.lake.tier().snapshot_id is None, "there is nothing more to follow"

@@ -25,7 +25,7 @@ from lakehead.types import TIMESTAMP_TYPE, Epoch, Offset, TableDescriptor, Table
 if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
     from lakehead.lake.lake_table import LakeTable
-    from lakehead.tiering.commit import CommitResult
+    from lakehead.tiering.commit import CommitResult, CommitTurn
     from lakehead.tiering.compaction import CompactionResult, LakeSource
     from lakehead.tiering.executor import Executor
     from lakehead.tiering.expiry import ExpiryResult
@@ -252,6 +252,7 @@ def tier_table(
     executor_of: Callable[[int], Executor] = here,
     epoch: int | None = None,
     records_max: int | None = None,
+    turn: CommitTurn | None = None,
     job: str = "",
 ) -> CommitResult:
     """One tiering round of a table, here or on Spark, and what follows its commit.
@@ -260,12 +261,19 @@ def tier_table(
 
     Args:
         source: the table's log, as the tasks reach it.
-        executor_of, epoch, records_max: see `run_round`, and there for errors too.
+        executor_of, epoch, records_max, turn: see `run_round`, and there for errors too.
         job: who runs it, for people.
     """
     from lakehead.tiering.round import HeldBack, run_round
 
-    run = functools.partial(run_round, env=handle.env, executor_of=executor_of, epoch=epoch, records_max=records_max)
+    run = functools.partial(
+        run_round,
+        env=handle.env,
+        executor_of=executor_of,
+        epoch=epoch,
+        records_max=records_max,
+        turn=turn or contextlib.nullcontext(),
+    )
     if handle.desc.changelog is None:
         result = run(lake, handle.desc, source)
     else:
@@ -320,13 +328,14 @@ def maintain_table(
     lake: LakeTable,
     *,
     epoch: Epoch,
+    turn: CommitTurn,
     executor_of: Callable[[int], Executor] = here,
     source_of: Callable[[bool], LakeSource | None] = lambda changelog: None,
 ) -> bool:
     """A turn of a table's maintenance: one compaction, and expiry once there is nothing to compact.
 
     Args:
-        executor_of: see `compact`.
+        executor_of, turn: see `compact`.
         source_of: the lake, or what it keeps of the changelog, as the tasks reach it.
 
     Returns:
@@ -341,7 +350,7 @@ def maintain_table(
         changelog = side is not desc
         table = _lake_of(handle, changelog=True) if changelog else lake
         source = source_of(changelog)
-        done = compact(table, side, handle.env, source=source, executor_of=executor_of, epoch=epoch)
+        done = compact(table, side, handle.env, source=source, executor_of=executor_of, epoch=epoch, turn=turn)
         changed |= done.snapshot_id is not None
         more |= done.more
         if not done.more:

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from lakehead.client.table import TableHandle
+from lakehead.types import TabletKey
 
 STATUS_SCHEMA = pa.schema(
     [
@@ -26,11 +27,13 @@ STATUS_SCHEMA = pa.schema(
 def status_table(handle: TableHandle) -> pa.Table:
     """See `Table.status`."""
     tablets = handle.log.tablets()
-    tiered = {}
+    tiered: dict[TabletKey, int] = {}
+    gone: frozenset[TabletKey] = frozenset()
     if handle.desc.lake is not None:
         from lakehead.lake.pinned_lake import PinnedLake
 
-        tiered = dict(PinnedLake.current(handle.desc, handle.lake()).offsets)
+        lake = PinnedLake.current(handle.desc, handle.lake())
+        tiered, gone = dict(lake.offsets), lake.gone
     now, times = handle.log.timestamps_at({t.key: tiered.get(t.key, t.log_start) for t in tablets})
     rows = []
     for t in tablets:
@@ -46,7 +49,8 @@ def status_table(handle: TableHandle) -> pa.Table:
                 "high_watermark": t.high_watermark,
                 "tiered_offset": at if has_lake else None,
                 "rows": t.rows,
-                "lag_rows": max(t.high_watermark - at, 0) if has_lake else None,
+                # That rows are gone is to follow, too, where none came in their place.
+                "lag_rows": max(t.high_watermark - at, int(t.key in gone)) if has_lake else None,
                 "lag_seconds": lag if has_lake else None,
                 "damage": t.damage,
             }

@@ -377,9 +377,10 @@ class Table(Displayed):
         self._handle = self._handle.altered(changes)
 
     def status(self) -> pa.Table:
-        """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows,
-        lag_seconds (age of the oldest row that is not in the lake; null without a lake), damage (what is
-        known to be wrong with the tablet's files; null when nothing is)."""
+        """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows (records
+        that the lake lacks; 1 at least where it has rows of an overwritten partition), lag_seconds (age of the oldest
+        row that is not in the lake; null without a lake), damage (what is known to be wrong with the tablet's files;
+        null when nothing is)."""
         return self._current(status_table)
 
 

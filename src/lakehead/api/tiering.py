@@ -14,7 +14,7 @@ from lakehead.api.lake import maintain_table, tier_table
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
-from lakehead.env.threads import Started, before_exit
+from lakehead.env.threads import Lock, Started, before_exit
 from lakehead.env.usage import memory_bytes
 from lakehead.errors import (
     AuthenticationError,
@@ -88,6 +88,7 @@ class ConnectionTables(Generic[C]):
         self._names: dict[str, str] = {}
         self._handles: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
+        self._turns: dict[str, Lock] = {}
         try:
             reached = self._connected()
         except UnavailableError:
@@ -170,6 +171,8 @@ class ConnectionTables(Generic[C]):
             # Another job may have it: who gets it back begins with a higher epoch.
             self._handles.pop(table_id, None)
             self._epochs.pop(table_id, None)
+        for table_id in self._turns.keys() - self._names.keys() - has:
+            del self._turns[table_id]
         return Looked(
             tuple(
                 FoundTable(t.table_id, t.name, t.freshness_ms / 1000, t.maintained, t.end, work.folder_id)
@@ -215,7 +218,14 @@ class ConnectionTables(Generic[C]):
             lake, epoch = self._opened(handle)
             source = self.log(self._connected(), handle)
             return tier_table(
-                handle, lake, source, executor_of=self.executor_of, epoch=epoch, records_max=records_max, job=job_name()
+                handle,
+                lake,
+                source,
+                executor_of=self.executor_of,
+                epoch=epoch,
+                records_max=records_max,
+                turn=self._turn(handle),
+                job=job_name(),
             )
 
         return self._current(table_id, round)
@@ -230,6 +240,7 @@ class ConnectionTables(Generic[C]):
                 handle,
                 lake,
                 epoch=epoch,
+                turn=self._turn(handle),
                 executor_of=self.executor_of,
                 source_of=lambda changelog: self.lake(con, handle, changelog=changelog),
             )
@@ -252,6 +263,17 @@ class ConnectionTables(Generic[C]):
             self._handles.pop(table_id, None)
             self._epochs.pop(table_id, None)
             return know(self._handle(table_id)).current(turn, know)
+        except TableNotFoundError:
+            raise
+        except LakeheadError:
+            # A table that is dropped meanwhile lacks a file here, a folder there.
+            if table_id in self._handles:
+                self._handles[table_id].now()
+            raise
+
+    def _turn(self, handle: TableHandle) -> Lock:
+        """Of the round and the maintenance of a table one commits at a time."""
+        return self._turns.setdefault(handle.desc.table_id, handle.env.threads.lock())
 
     def _opened(self, handle: TableHandle) -> tuple[LakeTable, Epoch]:
         table_id = handle.desc.table_id

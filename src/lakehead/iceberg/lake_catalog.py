@@ -36,6 +36,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from lakehead.config import LakeConfig
+from lakehead.env.clock import SystemClock
 from lakehead.env.storage import LocalStorage, make_private, storage_errors
 from lakehead.errors import (
     InvalidPropertyError,
@@ -69,6 +70,7 @@ _TABLE_PROPERTIES = {
     **{f"write.metadata.metrics.column.{c}": "full" for c in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)},
 }
 _NOT_IN_PATHS = "%?#"
+_REMOVAL_PAUSES_S = (0.02, 0.1, 0.3, 1.0)
 
 
 class LakeCatalog:
@@ -176,7 +178,8 @@ class LakeCatalog:
             raise InvalidPropertyError(f"lake catalog {self.name!r} has no such storage ({e}): {give}") from e
 
     def drop_table(self, desc: TableDescriptor, *, purge: bool) -> None:
-        """Remove the lake table from the catalog; with ``purge`` its files too. Nothing happens when it is missing.
+        """Remove the lake table from the catalog; with ``purge`` its files too, also when it is missing, as when the
+        catalog let it go and a file did not.
 
         Raises:
             LakeStateError: the lake table of that name is another table's; it stays.
@@ -185,6 +188,9 @@ class LakeCatalog:
         with catalog_errors(self.name):
             table = self._find(desc)
             if table is None:
+                location = self._location(desc)
+                if purge and location is not None and not is_rest(self.iceberg):
+                    _remove_folder(load_file_io(dict(self.properties), location), location)
                 return
             identifier = table.name()
             own, served = table.location() == self._location(desc), is_rest(self.iceberg)
@@ -209,8 +215,7 @@ class LakeCatalog:
                 # The folder is this table's alone: what failed commits left there goes too. A server may have removed
                 # it, or let nobody there any more.
                 with contextlib.suppress(OSError) if served else contextlib.nullcontext():
-                    fs, folder = locate_file(table.io, table.location())
-                    fs.delete_dir(folder)
+                    _remove_folder(table.io, table.location())
 
     def load(self, desc: TableDescriptor, name: str = "") -> Table:
         """The lake table as it is now.
@@ -301,6 +306,21 @@ class LakeCatalog:
         if "://" not in warehouse:
             return None
         return f"{warehouse.rstrip('/')}/{desc.origin.database}/{desc.origin.table}-{desc.table_id}"
+
+
+def _remove_folder(io: FileIO, location: str) -> None:
+    """Remove all files there. A round that is under way may write others meanwhile, and learns at its commit that the
+    table is gone."""
+    fs, folder = locate_file(io, location)
+    for pause in _REMOVAL_PAUSES_S:
+        try:
+            fs.delete_dir(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            SystemClock().sleep(pause)
+    fs.delete_dir(folder)
 
 
 def lake_names(desc: TableDescriptor) -> list[tuple[str, ...]]:

@@ -8,7 +8,7 @@ an offset twice, dead and live: every position of an offset counts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -232,25 +232,47 @@ def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -
     if not delete_files:
         return NO_OFFSETS
     target = locate_file(io, data_path)[1]
-    parts = []
-    for path in delete_files:
+    return union(*(_rows_deleted_by(io, path).get(target, NO_OFFSETS) for path in delete_files))
+
+
+_deletes: RecentlyUsed[tuple[str, int], Mapping[str, Offsets]] = RecentlyUsed(
+    64 << 20, lambda found: sum(at.nbytes + 200 for at in found.values())
+)
+"""By address and size of position-delete files. Each may be for many data files, and each of these have many."""
+
+
+def _rows_deleted_by(io: FileIO, path: str) -> Mapping[str, Offsets]:
+    """Positions that a position-delete file deletes, by where each data file lies: sorted, each once. Files do not
+    change: what was read last is not read again, once the file was seen to be there."""
+    with lake_files(path):
         fs, inner = locate_file(io, path)
-        try:
-            with lake_files(path), open_parquet(inner, fs, read_dictionary=["file_path"]) as file:
-                rows = file.read(columns=["file_path", "pos"]).combine_chunks()
-        except (KeyError, pa.ArrowInvalid) as e:
-            raise damaged_file(path, e) from e
-        if "pos" not in rows.schema.names:
-            raise damaged_file(path, ValueError("it has no column pos"))
-        paths = rows.column("file_path").combine_chunks()
-        # Writers spell addresses differently (file:/x, file:///x): compare what they lead to.
-        same = [locate_file(io, p.as_py())[1] == target for p in paths.dictionary]
-        if all(same):
-            parts.append(rows.column("pos").to_numpy())
-        else:
-            codes = paths.indices.to_numpy()
-            parts.append(rows.column("pos").to_numpy()[np.array(same, np.bool_)[codes]])
-    return union(*parts)
+        there = fs.get_file_info(inner)
+        if there.type is not FileType.File:
+            raise missing_file(path)
+        found = _deletes.get((path, there.size))
+        if found is None:
+            found = _read_deletes(io, path, functools.partial(open_parquet, inner, fs, read_dictionary=["file_path"]))
+            _deletes.note((path, there.size), found)
+        return found
+
+
+def _read_deletes(io: FileIO, path: str, opened: Callable[[], pq.ParquetFile]) -> Mapping[str, Offsets]:
+    try:
+        with opened() as file:
+            rows = file.read(columns=["file_path", "pos"]).combine_chunks()
+    except (KeyError, pa.ArrowInvalid) as e:
+        raise damaged_file(path, e) from e
+    if "pos" not in rows.schema.names:
+        raise damaged_file(path, ValueError("it has no column pos"))
+    paths, positions = rows.column("file_path").combine_chunks(), rows.column("pos").to_numpy()
+    codes = paths.indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(len(paths.dictionary) + 1))
+    found: dict[str, list[Offsets]] = {}
+    for code, name in enumerate(paths.dictionary.to_pylist()):
+        # Writers spell addresses differently (file:/x, file:///x): what they lead to counts.
+        found.setdefault(locate_file(io, name)[1], []).append(positions[order[ends[code] : ends[code + 1]]])
+    return {inner: union(*parts) for inner, parts in found.items()}
 
 
 def offsets_at(io: FileIO, path: str, record_count: int, positions: Offsets, field_id: int) -> Offsets | None:

@@ -241,6 +241,9 @@ class Definitions:
 
     def now(self, request: m.TableNow) -> m.TableReply:
         """See `TableNow`."""
+        if self._tables.is_leaving(request.table_id):
+            with self._create_lock:  # its lake may be gone already: who asks because of that is told why
+                pass
         return self._reply(self._tables.in_force(self._metadata.table_by_id(request.table_id)))
 
     def _reply(self, desc: TableDescriptor) -> m.TableReply:

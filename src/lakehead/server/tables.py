@@ -538,9 +538,13 @@ class LiveTables:
         finally:
             self._leaving.discard(table_id)
 
+    def is_leaving(self, table_id: str) -> bool:
+        """Whether somebody is about to drop the table."""
+        return table_id in self._leaving
+
     def is_kept(self, table_id: str) -> bool:
         """Whether the table is open, and nobody is about to drop it."""
-        return table_id in self._live and table_id not in self._leaving
+        return self.is_open(table_id) and not self.is_leaving(table_id)
 
     def remove_dropped(self) -> None:
         """Delete the logs of tables that were dropped; those that cannot be now, at the next call."""
@@ -551,10 +555,8 @@ class LiveTables:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
-            live = list(self._live.values())
+            self._closed, live, opening = True, list(self._live.values()), list(self._opening)
             self._live.clear()
-            opening = list(self._opening)
         self._wait_opened(opening)
         reason = ClosedError("the server was closed: connect again")
         _close_all(partial(table.close, reason) for table in live)

@@ -16,10 +16,12 @@ orphan clean-up finds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -58,6 +60,9 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.tiering.round_plan import RoundPlan
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
+CommitTurn: TypeAlias = contextlib.AbstractContextManager[object]
+"""A lock, for who runs rounds and maintenance of one table side by side."""
+NO_TURN: CommitTurn = contextlib.nullcontext()
 PAUSES_S = (0.0, 0.0, 0.1, 0.4, 1.6)
 """Seconds to wait before each attempt."""
 
@@ -93,11 +98,17 @@ class CommitResult:
     end: int = 0
 
 
-def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock) -> CommitResult:
+def commit_round(
+    lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock, turn: CommitTurn = NO_TURN
+) -> CommitResult:
     """Commit a resolved plan and the files its tasks wrote; a repeat of a round that landed returns its outcome.
 
     A range whose rows are all gone again still commits, so that the mark advances. After any error but
     `CommitUnknownError` the round's files are removed, if it is certain that nobody needs them.
+
+    Args:
+        turn: held from the look at the lake to the commit. Who compacts files of many rounds looks longer than rounds
+            are apart, and would never be in time.
 
     Raises:
         CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
@@ -105,7 +116,8 @@ def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile],
     """
     if plan.changes_nothing:
         return CommitResult(None, 0, 0, 0, plan.offsets, end=plan.end)
-    return _Commit(lake, plan, files, clock).run()
+    with turn:
+        return _Commit(lake, plan, files, clock).run()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from lakehead.lake.census import check_rows
 from lakehead.lake.lake_table import DataWriter, LakeFile, LakeTable
 from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.tiering.commit import commit_round
+from lakehead.tiering.commit import NO_TURN, CommitTurn, commit_round
 from lakehead.tiering.compaction_plan import TURN_BYTES, Rewrite, plan_rewrites
 from lakehead.tiering.executor import Executor, here
 from lakehead.tiering.round import TaskResult, discard, written_by
@@ -69,6 +69,7 @@ def compact(
     executor_of: Callable[[int], Executor] = here,
     epoch: Epoch | None = None,
     bytes_max: int = TURN_BYTES,
+    turn: CommitTurn = NO_TURN,
 ) -> CompactionResult:
     """Write anew what is worth it, as one lake commit; no commit when nothing is, or when other engines added columns,
     whose values a rewrite would lose. Rows that rounds delete meanwhile are deleted in the new files.
@@ -78,6 +79,7 @@ def compact(
         executor_of: where the tasks of so many rows run.
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
         bytes_max: of files that are read, at most, unless one group is larger.
+        turn: see `commit_round`.
 
     Raises:
         CommitConflictError: others changed or expired the files meanwhile, or kept committing; run again.
@@ -88,7 +90,7 @@ def compact(
     """
     version = lake.load()
     try:
-        return _compacted(lake, version, desc, env, source or lake, executor_of, epoch, bytes_max)
+        return _compacted(lake, version, desc, env, source or lake, executor_of, epoch, bytes_max, turn)
     except LakeFileMissingError as e:
         if lake.load() == version:
             raise
@@ -107,6 +109,7 @@ def _compacted(
     executor_of: Callable[[int], Executor],
     epoch: Epoch | None,
     bytes_max: int,
+    turn: CommitTurn,
 ) -> CompactionResult:
     """`compact` of this version."""
     mark = mark_of(version)
@@ -143,7 +146,7 @@ def _compacted(
     )
     written = [f for r in results for f in r.files]
     try:
-        result = commit_round(lake, plan, written, clock=env.clock)
+        result = commit_round(lake, plan, written, clock=env.clock, turn=turn)
     except TieringFencedError as e:
         if epoch is not None:
             raise

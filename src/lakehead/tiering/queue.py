@@ -116,10 +116,15 @@ class MaintenanceEnded:
 
 @dataclass(frozen=True)
 class Failed:
-    """A round of the table, or its maintenance, failed; a later try may succeed."""
+    """A round of the table, or its maintenance, failed; a later try may succeed.
+
+    Attributes:
+        late: only because others committed first, who may be done by now.
+    """
 
     table_id: str
     maintenance: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -362,7 +367,7 @@ class TieringQueue:
             case Failed():
                 queued.failures += 1
                 queued.lake_end = None
-                queued.due = now + self.retry_delay(queued.failures)
+                queued.due = now + self.retry_delay(1 if event.late else queued.failures)
             case MaintenanceEnded():
                 queued.maintain_at = now if event.more else None
                 queued.rounds = 0

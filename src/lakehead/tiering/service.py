@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 Until = Callable[[], bool] | float | None
 
 _log = logging.getLogger("lakehead.tiering")
+CONFLICTS_MIN = 5
+"""So many rounds of a table in a row that others were quicker than are worth a warning."""
 ASK_SECONDS = 0.05
 """How often an ``until`` that is a function is asked."""
 _NO_LATER_TRY = (ClosedError, MissingDependencyError, NoLakeError, TableNotFoundError)
@@ -297,12 +299,12 @@ class TieringService:
             raise e
         if isinstance(e, TableNotFoundError):
             return Gone(table_id, maintenance)
-        queued = self.queue.tables.get(table_id)
+        queued, late = self.queue.tables.get(table_id), isinstance(e, CommitConflictError)
         if maintenance:
             _log.warning("%s: maintenance failed, again in %.0f s: %s", name, MAINTENANCE_SECONDS, e)
         else:
             self._tell(name, e, 0 if queued is None else queued.failures)
-        return Failed(table_id, maintenance)
+        return Failed(table_id, maintenance, late)
 
     def _report(self, turn: RunRound, result: CommitResult, seconds: float) -> RoundEnded:
         if result.snapshot_id is not None:
@@ -317,11 +319,11 @@ class TieringService:
         return RoundEnded(turn.table_id, result.end, result.snapshot_id is not None, result.more)
 
     def _tell(self, name: str, e: Exception, failures: int) -> None:
-        conflict = isinstance(e, CommitConflictError)
-        level = logging.INFO if conflict and failures == 0 else logging.WARNING
+        late = isinstance(e, CommitConflictError)
+        level = logging.INFO if late and failures < CONFLICTS_MIN else logging.WARNING
         known = isinstance(e, LakeheadError)
         text = str(e) if known else f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
-        delay = self.queue.retry_delay(failures + 1)
+        delay = self.queue.retry_delay(1 if late else failures + 1)
         _log.log(level, "%s: round failed, again in %.1f s: %s", name, delay, text, exc_info=not known)
 
 

@@ -14,6 +14,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
+from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.protocol.tiering import ReportTiered
 
 RECORDS = 1000
@@ -52,6 +53,32 @@ def test_a_round_by_id(con: lh.Connection) -> None:
     con.table("t.a").append([{"id": 1}])
     result = tables.run_round(table_id(con, "t.a"), RECORDS)
     assert (result.rows, list(result.offsets.values())) == (1, [1])
+
+
+def test_a_round_and_maintenance_of_a_table_commit_one_at_a_time(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a compaction of files that each round changes never gets through."""
+    tables = ConnectionTables(con)
+    tables.look(NONE, NONE)
+    ids = [table_id(con, name) for name in ("t.a", "t.b")]
+    held: list[list[bool]] = []
+    stage = IcebergLakeTable.stage
+
+    def noting(lake: IcebergLakeTable, *given: Any) -> Any:
+        held.append([tables._turns[i].locked() if i in tables._turns else False for i in ids])  # type: ignore[attr-defined]
+        return stage(lake, *given)
+
+    monkeypatch.setattr(IcebergLakeTable, "stage", noting)
+    for n in range(12):
+        con.table("t.a").append([{"id": n}])
+        tables.run_round(ids[0], RECORDS)
+    tables.maintain(ids[0])
+    assert len(held) == 13 and {tuple(h) for h in held} == {(True, False)}
+    con.drop_table("t.a")
+    tables.look(frozenset(ids), NONE)
+    tables.look(NONE, NONE)
+    assert not tables._turns
 
 
 def test_a_name_that_means_another_table_by_now(con: lh.Connection) -> None:

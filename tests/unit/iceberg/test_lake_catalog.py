@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import subprocess
 import sys
 import threading
@@ -19,7 +20,8 @@ from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.config import LakeConfig
-from lakehead.errors import InvalidPropertyError, InvalidUriError, LakeStateError, UnavailableError
+from lakehead.errors import InvalidPropertyError, InvalidUriError, LakeStateError, StorageError, UnavailableError
+from lakehead.iceberg import lake_catalog
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.lake_catalog import LakeCatalog, catalog_errors, open_metadata
 from lakehead.types import SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, children, field_id
@@ -86,6 +88,30 @@ def test_a_table_belongs_to_one_table_id(keyed: Any, make_lake: Any) -> None:
     renamed = other.renamed(TablePath("db", "new"))
     with pytest.raises(LakeStateError, match=r"lake table db\.t is not this table's"):  # which is what is in the way
         keyed.catalog.load(renamed)
+
+
+@pytest.mark.parametrize("purge", [True, False])
+def test_what_a_drop_leaves_the_next_one_removes(keyed: Any, monkeypatch: pytest.MonkeyPatch, purge: bool) -> None:
+    """Its catalog has let the table go, and its folder cannot be removed; or it was not to be."""
+    keyed.write(1)
+    keyed.round()
+    if purge:
+        with monkeypatch.context() as patched:
+            patched.setattr(lake_catalog, "_REMOVAL_PAUSES_S", ())
+            patched.setattr(lake_catalog, "locate_file", lambda *a: (_Full(), "x"))
+            with pytest.raises(StorageError, match="not empty"):
+                keyed.catalog.drop_table(keyed.desc, purge=True)
+    else:
+        keyed.catalog.drop_table(keyed.desc, purge=False)
+    assert keyed.data_files()
+    keyed.catalog.drop_table(keyed.desc, purge=True)
+    assert not keyed.data_files()
+    keyed.catalog.drop_table(keyed.desc, purge=True)
+
+
+class _Full:
+    def delete_dir(self, path: str) -> None:
+        raise OSError(errno.ENOTEMPTY, "directory not empty")
 
 
 @pytest.mark.parametrize("purge", [True, False])

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakehead.env.recently_used import RecentlyUsed
+from lakehead.errors import LakeFileMissingError
 from lakehead.iceberg import positions
-from lakehead.iceberg.file_io import SyncedFileIO
+from lakehead.iceberg.file_io import SyncedFileIO, open_parquet
 from lakehead.iceberg.positions import GroupOffsets, deleted_positions, find_offsets, find_positions, offset_statistics
 
 IO = SyncedFileIO()
@@ -76,6 +77,23 @@ def test_delete_files_may_overlap_and_name_several_files(tmp_path: Path) -> None
     assert deleted_positions(IO, ours, paths).tolist() == [1, 3, 7]
     assert deleted_positions(IO, theirs, paths).tolist() == [0, 5]
     assert deleted_positions(IO, ours, []).tolist() == []
+
+
+def test_a_delete_file_of_many_data_files_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [f"file://{tmp_path}/{n}.parquet" for n in range(9)]
+    deletes = str(tmp_path / "deletes.parquet")
+    pq.write_table(pa.table({"file_path": [*paths, *paths], "pos": [9 - n // 9 for n in range(18)]}), deletes)
+    opened: list[str] = []
+    monkeypatch.setattr(
+        positions, "open_parquet", lambda path, *a, **how: opened.append(path) or open_parquet(path, *a, **how)
+    )
+    for path in paths:
+        assert deleted_positions(IO, path, [deletes]).tolist() == [8, 9]
+    assert deleted_positions(IO, f"{tmp_path}/another.parquet", [deletes]).tolist() == []
+    assert opened == [deletes]
+    Path(deletes).unlink()
+    with pytest.raises(LakeFileMissingError):
+        deleted_positions(IO, paths[0], [deletes])
 
 
 def test_little_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

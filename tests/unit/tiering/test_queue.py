@@ -206,6 +206,14 @@ def test_an_error_delays_its_table_alone_and_ever_longer() -> None:
     assert queue.tables["b"].failures == 0
 
 
+def test_who_was_only_late_tries_again_soon() -> None:
+    queue, _ = started(table("a"))
+    for n in range(1, 9):
+        queue.handle(Failed("a", late=True), NOW + n)
+        assert queue.tables["a"].due == NOW + n + RETRY_SECONDS[0] and queue.tables["a"].failures == n
+        queue.handle(Woken(), NOW + n + RETRY_SECONDS[0])
+
+
 def test_delays_end_when_the_server_answers() -> None:
     a, b = table("a"), table("b")
     queue, _ = started(a, b, look_seconds=100.0)
