@@ -65,8 +65,8 @@ def requests(table_id: str) -> list[m.Request[Any]]:
     plain: dict[str, Any] = {
         "table_id": table_id, "database": "d", "table": "t", "info": m.TableInfo.of(DESC), "if_not_exists": True,
         "purge": False, "kind": "upsert", "tablets": [], "checksums": [], "columns": ["k"], "writer_id": bytes(16),
-        "epoch": 1, "acked_through": 0, "counts": [], "prefix": [], "sync": True, "ranges": [], "leases": [], "release": [],
-        "job_id": "j", "name": "host:1", "number": 1, "tables": None, "has": [], "without": [],
+        "epoch": 1, "acked_through": 0, "counts": [], "prefix": [], "sync": True, "ranges": [], "leases": [],
+        "release": [], "job_id": "j", "name": "host:1", "number": 1, "tables": None, "has": [], "without": [],
         "predicate": None, "changes": [], "starts": [], "default": "latest", "stops": None,
         "job": "q", "batch": 0, "attempt": "0" * 32, "parts": [], "lasting": True,
         "write": m.Write(table_id=table_id, kind="upsert", tablets=[], checksums=[], columns=["k"]),
