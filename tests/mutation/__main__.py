@@ -431,14 +431,14 @@ MUTANTS = (
     Mutant(
         "offset_at one frame late",
         "log/tablet.py",
-        "frame.timestamp_us) >= timestamp_us:",
-        "frame.timestamp_us) > timestamp_us:",
+        "known_us) >= timestamp_us",
+        "known_us) > timestamp_us",
         "tests/unit/log/test_checkpoint.py",
     ),
     Mutant(
         "do not tell that the time was trimmed",
         "log/tablet.py",
-        "return None if at == view.log_start_offset and self._trimmed_after(timestamp_us) else at",
+        "return or_trimmed(at) if at == view.log_start_offset else at",
         "return at",
         "tests/unit/log/test_checkpoint.py",
     ),

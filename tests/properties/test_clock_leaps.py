@@ -112,8 +112,22 @@ class Machine:
 
     def found_since(self, seconds: float) -> int:
         """First offset from a time that long ago, by the wall clock."""
-        at = self.tablet.offset_at(self.steady.now_us() - int(seconds * SECOND))
+        return self.found(self.steady.now_us() - int(seconds * SECOND))
+
+    def found(self, at_us: int) -> int:
+        at = self.tablet.offset_at(at_us)
         return self.tablet.log_start_offset if at is None else at
+
+    def stamps(self) -> list[int]:
+        """The timestamp of each row that is in the log."""
+        frames = self.tablet.frames(self.tablet.log_start_offset, self.tablet.high_watermark)
+        return [frame.timestamp_us for frame in frames for _ in range(frame.base_offset, frame.end_offset)]
+
+    def stamped_since(self, seconds: float) -> int:
+        return self.stamped(self.steady.now_us() - int(seconds * SECOND))
+
+    def stamped(self, at_us: int) -> int:
+        return self.tablet.log_start_offset + sum(stamp < at_us for stamp in self.stamps())
 
     def truly_since(self, seconds: float) -> int:
         return sum(written < self.clock.true - seconds for written in self.written)
@@ -156,13 +170,27 @@ def test_rows_leave_and_are_found_whatever_the_clock_did(seed: int) -> None:
     for seconds in (0, 5, 60, 300, 500):
         found, truly = machine.found_since(seconds), machine.truly_since(seconds)
         assert truly - 4 <= found <= truly, seconds
-    assert machine.found_since(-HOUR) == len(machine.written), "nothing is committed in the future"
+    assert machine.found_since(-HOUR) == machine.stamped_since(-HOUR), "by their own timestamps"
     [lag] = [machine.tablet.timestamp_at(len(machine.written) - 10)]
     assert lag is not None and 80 <= (machine.steady.now_us() - lag) / SECOND <= 130
     machine.pass_time(RETENTION + 700)
     assert machine.truly_since(RETENTION + 650) <= machine.tablet.log_start_offset <= machine.truly_since(RETENTION)
     machine.pass_time(RETENTION + 700, writes=False)
     assert machine.tablet.log_start_offset == machine.tablet.high_watermark == len(machine.written)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_row_is_found_by_its_own_timestamp_however_clocks_are_set(seed: int) -> None:
+    """By up to a minute; by more while the timestamp lies ahead."""
+    chance, machine = random.Random(seed), Machine()
+    for _ in range(6):
+        machine.pass_time(chance.choice([20, 200]))
+        machine.clock.error = chance.choice([-29, -2, -0.5, 0, 2, 29] if seed % 2 else [-HOUR, -50, 50, HOUR])
+        for writes in (False, True):
+            ahead = machine.steady.now_us() if seed % 2 == 0 else 0
+            for stamp in [s for s in machine.stamps() if s > ahead][:: chance.randint(1, 5)]:
+                assert machine.found(stamp) <= machine.stamped(stamp)
+            machine.pass_time(TURN, writes=writes)
 
 
 @pytest.mark.parametrize("kind", ["rows came meanwhile", "none did"])

@@ -49,6 +49,8 @@ from lakehead.types import Epoch, Offset, Schemas
 
 _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
+_STEP_US = 60_000_000
+"""By so much clocks are set now and then, without anyone's noticing."""
 _SEGMENTS_PER_SIZE = 64
 """After so many segments the next are twice as large: each is an open file, so their number grows as a logarithm."""
 
@@ -260,25 +262,28 @@ class LogTablet:
 
     def offset_at(self, timestamp_us: int, now_us: int) -> int | None:
         """First offset of a frame committed at or after this time, the log end when there is none; None when that frame
-        may be one that was trimmed. Where a clock was ahead, a little more than that, never less."""
+        may be one that was trimmed. Where a clock was ahead, a little more than that, never less: a frame is found by
+        its own timestamp until that has passed, and for good where the clock was ahead by no more than `_STEP_US`."""
         view = self.view()
-        if timestamp_us > now_us:  # whatever timestamps say, nothing was committed after now
-            return view.log_end_offset
+
+        def is_after(end: Offset, stamped_us: int) -> bool:
+            known_us = self._committed_by.time_us(end, stamped_us) if timestamp_us <= now_us else stamped_us
+            return (stamped_us if stamped_us - known_us <= _STEP_US else known_us) >= timestamp_us
+
+        def or_trimmed(found: Offset) -> Offset | None:
+            start, checkpoint = self.log_start_offset, self.checkpoint
+            trimmed = start > 0 and checkpoint is not None and is_after(start, checkpoint.footer.timestamp_us)
+            return None if trimmed else found
+
         for segment in view.segments:
             times = segment.timestamps_us
-            if times is not None and self._committed_by.time_us(segment.end_offset, times[1]) >= timestamp_us:
+            if times is not None and is_after(segment.end_offset, times[1]):
                 for frame in segment.frames(segment.base_offset, segment.end_offset):
-                    if self._committed_by.time_us(frame.end_offset, frame.timestamp_us) >= timestamp_us:
+                    if is_after(frame.end_offset, frame.timestamp_us):
                         at = frame.base_offset
-                        return None if at == view.log_start_offset and self._trimmed_after(timestamp_us) else at
+                        return or_trimmed(at) if at == view.log_start_offset else at
         empty = view.log_start_offset == view.log_end_offset
-        return None if empty and self._trimmed_after(timestamp_us) else view.log_end_offset
-
-    def _trimmed_after(self, timestamp_us: int) -> bool:
-        """Whether a frame that was trimmed may have been committed at or after this time."""
-        if self.log_start_offset == 0 or self.checkpoint is None:
-            return False
-        return self._committed_by.time_us(self.log_start_offset, self.checkpoint.footer.timestamp_us) >= timestamp_us
+        return or_trimmed(view.log_end_offset) if empty else view.log_end_offset
 
     def timestamp_at(self, offset: Offset) -> int | None:
         """When, in microseconds, the row at this offset, or the first row in the log when that was trimmed, had been
