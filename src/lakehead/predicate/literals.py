@@ -104,15 +104,15 @@ def number_of(text: str) -> int | Decimal | float:
 
 
 def parse_date(text: str) -> DateLiteral:
-    """``YYYY-MM-DD``."""
+    """``YYYY-MM-DD``, and perhaps a time, which is cut off."""
     stamp = parse_timestamp(text, "date like '2026-01-31'")
-    if stamp.zoned or stamp.ns % _DAY_NS:
+    if stamp.zoned:
         raise InvalidPredicateError(f"a filter holds {text!r} where a date like '2026-01-31' is needed")
     return DateLiteral(stamp.ns // _DAY_NS)
 
 
 def parse_timestamp(text: str, wanted: str = "timestamp like '2026-01-31 10:00:00'") -> TimestampLiteral:
-    """ISO date with an optional time (up to nanoseconds) and an optional zone offset, 'Z' or 'UTC'."""
+    """ISO date with an optional time and an optional zone offset, 'Z' or 'UTC'; cut to microseconds, as in DuckDB."""
     match = _TIMESTAMP.fullmatch(text.strip())
     try:
         if match is None:
@@ -129,8 +129,16 @@ def parse_timestamp(text: str, wanted: str = "timestamp like '2026-01-31 10:00:0
     return TimestampLiteral(days * _DAY_NS + clock - shift, zone is not None)
 
 
+def rounded(stamp: TimestampLiteral, unit: str) -> TimestampLiteral:
+    """The moment that a text means in a column of this unit without a zone: the nearest, of two the one further from
+    1970, as in DuckDB."""
+    step = _UNIT_NS[unit]
+    whole = (abs(stamp.ns) + step // 2) // step * step
+    return TimestampLiteral(-whole if stamp.ns < 0 else whole, stamp.zoned)
+
+
 def parse_time(text: str) -> TimeLiteral:
-    """``HH:MM[:SS[.fraction]]``."""
+    """``HH:MM[:SS[.fraction]]``; cut to microseconds."""
     match = _TIME.fullmatch(text.strip())
     try:
         if match is None:
@@ -142,7 +150,7 @@ def parse_time(text: str) -> TimeLiteral:
 
 def _clock_ns(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     t = dt.time(int(hour), int(minute), int(second or 0))
-    return (t.hour * 3600 + t.minute * 60 + t.second) * 10**9 + int((fraction or "").ljust(9, "0"))
+    return (t.hour * 3600 + t.minute * 60 + t.second) * 10**9 + int((fraction or "")[:6].ljust(6, "0")) * 1000
 
 
 def parse_blob(text: str) -> bytes:
@@ -240,7 +248,8 @@ def _discrete_position(literal: Literal, t: pa.DataType) -> Fraction:
         return Fraction(clock.ns, _UNIT_NS[t.unit])
     zone = t.tz if pa.types.is_timestamp(t) else None
     if isinstance(literal, str):
-        literal = parse_timestamp(literal) if pa.types.is_timestamp(t) else parse_date(literal)
+        stamp = parse_timestamp(literal) if pa.types.is_timestamp(t) else parse_date(literal)
+        literal = rounded(stamp, t.unit) if isinstance(stamp, TimestampLiteral) and zone is None else stamp
     if isinstance(literal, DateLiteral):
         literal = TimestampLiteral(literal.days * _DAY_NS, zoned=False)
     if not isinstance(literal, TimestampLiteral):

@@ -173,7 +173,7 @@ def cast_expression(x: pc.Expression, s: pa.DataType, target: pa.DataType) -> pc
         return convert(x, s, target)
     if types.is_timestamp(s) and types.is_timestamp(target):
         if s.tz and not target.tz:
-            return pc.cast(in_utc(x, s), target, safe=False)
+            return in_utc(x, s).cast(target, safe=False)
         return convert(x.cast(pa.timestamp(target.unit, s.tz), safe=False), pa.timestamp(target.unit, s.tz), target)
     if types.is_boolean(s) and types.is_integer(target):
         return x.cast(target)
