@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,17 @@ _ROWS_MAX = (1 << 63) - 1
 """More than any table has."""
 
 
+def _whole(given: object, wanted: str) -> int:
+    """A number of Python's or NumPy's that is not negative, as listings and columns have them."""
+    try:
+        number = -1 if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidRequestError(wanted)
+    return int(number)
+
+
 class Scan(Displayed):
     """Rows of a table as of the moment the scan was made; may be read any number of times.
 
@@ -47,10 +59,10 @@ class Scan(Displayed):
     ) -> None:
         """See `Table.scan`."""
         require_tier(tier)
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
-        if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int | dt.datetime)):
-            raise InvalidRequestError(f"snapshot={snapshot!r}: give the id of a lake snapshot, or a datetime")
+        if limit is not None:
+            limit = _whole(limit, f"limit={limit!r} must be a whole number that is not negative")
+        if snapshot is not None and not isinstance(snapshot, dt.datetime):
+            snapshot = _whole(snapshot, f"snapshot={snapshot!r}: give the id of a lake snapshot, or a datetime")
         if snapshot is not None and tier == "hot":
             raise InvalidRequestError("a lake snapshot has no hot rows: leave out tier='hot', or snapshot=")
         self._where = where

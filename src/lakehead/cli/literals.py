@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from lakehead.errors import InvalidRequestError, SchemaMismatchError
 
+_DAY_AND_ZONE = re.compile(r"\d{4}-\d\d-\d\d[^\sTt]")
 _INFINITE = re.compile("inf|nan", re.IGNORECASE)
 _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FAILURES = (ValueError, ArithmeticError, TypeError, AttributeError, RecursionError)
@@ -134,7 +135,7 @@ def _decimal(value: Any) -> decimal.Decimal:
 
 
 def _timestamp(text: str, *, zoned: bool) -> dt.datetime:
-    time = dt.datetime.fromisoformat(text)
+    time = _iso_time(text)
     if (time.tzinfo is not None) != zoned:
         raise ValueError("a zone is missing" if zoned else "there is a zone, but the column has none")
     return time
@@ -158,6 +159,18 @@ def example(t: pa.DataType) -> str:
     return "write hexadecimal digits"
 
 
+def _iso_time(text: str) -> dt.datetime:
+    """A time in ISO 8601. Python takes any character for what stands between date and time, so that the zone after a
+    date alone would be a time of day.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if _DAY_AND_ZONE.match(text):
+        raise ValueError("there is no time of day between the date and the zone")
+    return dt.datetime.fromisoformat(text)
+
+
 def parse_start(text: str) -> str | dt.datetime:
     """Where a subscription starts: ``latest``, ``earliest``, ``full``, or an ISO 8601 time (UTC when it has no zone).
 
@@ -167,7 +180,7 @@ def parse_start(text: str) -> str | dt.datetime:
     if text in ("latest", "earliest", "full"):
         return text
     try:
-        time = dt.datetime.fromisoformat(text)
+        time = _iso_time(text)
     except ValueError as e:
         raise InvalidRequestError(
             f"--start {text!r}: use latest, earliest, full, or a time such as 2026-01-31T12:00:00Z"

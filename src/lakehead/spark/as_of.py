@@ -27,6 +27,7 @@ _SPARK_LITERAL = re.compile(
 _AS_OF = re.compile(r"\s+(?:for\s+)?(?:system_)?(version|timestamp|time)\s+as\s+of\b", re.IGNORECASE)
 _VERSION = re.compile(r"\s*(\d+|'\d+'|\"\d+\")(?![\w.])")
 _TIME = re.compile(r"\s*(?:timestamp\s*)?('[^']*'|\"[^\"]*\")(?!\s*[-+*/%|:.\[(])", re.IGNORECASE)
+_ISO = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 _PARAMETER = re.compile(r"\s*:([^\W\d]\w*+)(?!\s*[-+*/%|:.\[(])")
 _TOKEN = re.compile(rf"{_SPARK_LITERAL.pattern} | (?P<word>[\w.]+) | (?P<mark>\S)", _SPARK_LITERAL.flags)
 NO_ALIAS = frozenset(
@@ -113,9 +114,13 @@ def as_of(
                     if (time := times.of(query[clause.end() : end].strip())) is not None:
                         return replace(name, end=end), time
             raise ValueError
-        moment = int(str(given)) if by_version else _time(given, times)
-        return replace(name, end=value.end()), moment
-    except (ValueError, OverflowError, ZoneInfoNotFoundError) as e:
+        if by_version:
+            return replace(name, end=value.end()), int(str(given))
+        time = _plain_time(given, times.zone) or times.of(query[clause.end() : value.end()].strip())
+        if time is None:
+            raise ValueError
+        return replace(name, end=value.end()), time
+    except (ValueError, OverflowError) as e:
         what = (
             "the id of a lake snapshot, or a parameter by name that args has one for"
             if by_version
@@ -137,9 +142,18 @@ def _ends(query: str, start: int) -> Iterator[int]:
     yield from ends[:0:-1][:_NOT_OF_IT_MAX]
 
 
-def _time(given: object, times: Computes) -> dt.datetime:
-    time = given if isinstance(given, dt.datetime) else dt.datetime.fromisoformat(str(given).strip())
-    return time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(times.zone))
+def _plain_time(given: object, zone: str) -> dt.datetime | None:
+    """What needs no Spark to be understood: a time with a zone, or a text in ISO 8601. Values without a zone mean in
+    PySpark what they mean to the process, and texts have more forms there."""
+    if isinstance(given, dt.datetime) and given.tzinfo is not None:
+        return given
+    if not isinstance(given, str) or _ISO.fullmatch(given.strip()) is None:
+        return None
+    time = dt.datetime.fromisoformat(given.strip())
+    try:
+        return time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(zone))
+    except (ValueError, ZoneInfoNotFoundError):  # Spark knows zones by other names, too
+        return None
 
 
 def masked(query: str) -> str:

@@ -85,8 +85,12 @@ def test_starts() -> None:
     assert [parse_start(s) for s in ("latest", "earliest", "full")] == ["latest", "earliest", "full"]
     noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
     assert parse_start("2026-01-31T12:00:00") == parse_start("2026-01-31T14:00:00+02:00") == noon
-    with pytest.raises(InvalidRequestError, match="latest, earliest, full"):
-        parse_start("yesterday")
+    assert parse_start("2026-01-31 12:00") == noon
+    for wrong in ("yesterday", "2026-01-31+09:00", "2026-01-31Z"):
+        with pytest.raises(InvalidRequestError, match="latest, earliest, full"):
+            parse_start(wrong)
+    with pytest.raises(SchemaMismatchError):
+        parse_text("2026-01-31+09:00", pa.field("t", pa.timestamp("us")))
 
 
 def test_a_number_beyond_a_double_is_refused_and_not_infinite() -> None:

@@ -21,7 +21,8 @@ class Times:
     zone = "Europe/Berlin"
     known = (
         "now()", "now() - interval 1 hour", ":at - interval 1 hour", "'2026-05-01' + interval '1, ) where' hour",
-        "date_sub(current_date(), 1)", "'2026-05-01 14:00'",
+        "date_sub(current_date(), 1)", "'2026-05-01 14:00'", ":here", "'2026-5-1 14:00'",
+        "'2026-05-01 13:00 Europe/London'",
     )  # fmt: skip
 
     def of(self, expression: str) -> dt.datetime | None:
@@ -42,6 +43,8 @@ class Times:
         (" timestamp as of :at", NOON, ""),
         (" timestamp as of :text", NOON, ""),
         (" timestamp as of :here o", NOON, " o"),
+        (" timestamp as of '2026-5-1 14:00' o", NOON, " o"),
+        (" timestamp as of '2026-05-01 13:00 Europe/London' o", NOON, " o"),
         (" timestamp as of now() where x", NOON, " where x"),
         (" timestamp as of now() - interval 1 hour o where now() > x", NOON, " o where now() > x"),
         (" timestamp as of :at - interval 1 hour as o", NOON, " as o"),
@@ -68,7 +71,8 @@ def test_as_of(clause: str, moment: object, rest: str) -> None:
     [
         "version as of :other", "version as of ?", "version as of :text", "version as of 1.5", "version as of now()",
         "timestamp as of then()",
-        "timestamp as of 'noon'", "timestamp as of :v",
+        "timestamp as of 'noon'", "timestamp as of :v", "timestamp as of '2026-05-01+09:00'",
+        "timestamp as of '20260501'", "timestamp as of '2026-W01-1'",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("args", [None, [17], {"v": 17.5, "text": "x"}])
@@ -77,3 +81,14 @@ def test_as_of_takes_literals_and_parameters(clause: str, args: Any) -> None:
     ((name, _),) = find_spark_tables(query, TABLES)
     with pytest.raises(SqlError, match=r"shop\.orders (version|timestamp) as of needs"):
         as_of(query, name, Times(), args)
+
+
+@pytest.mark.parametrize("zone", ["+05:30", "GMT+8", "PST"])
+def test_what_python_does_not_know_of_zones_spark_is_asked(zone: str) -> None:
+    class Elsewhere(Times):
+        known = ("'2026-05-01 14:00:00'",)
+
+    Elsewhere.zone = zone
+    query = "select * from shop.orders timestamp as of '2026-05-01 14:00:00'"
+    ((name, _),) = find_spark_tables(query, TABLES)
+    assert as_of(query, name, Elsewhere(), None)[1] == NOON
