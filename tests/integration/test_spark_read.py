@@ -326,20 +326,6 @@ def test_what_else_the_source_reads(spark: SparkSession, con: lh.Connection, log
     for expression in expressions:
         found = lhs.sql(spark, f"select * from shop.orders timestamp as of {expression}", {"at": times[0]})
         same(found, first, "id")
-    # Parameters without a zone are what PySpark takes them for, alone and in expressions.
-    naive = times[0].astimezone().replace(tzinfo=None)
-    same(lhs.sql(spark, "select * from shop.orders timestamp as of :at", {"at": naive}), first, "id")
-    zone = str(spark.conf.get("spark.sql.session.timeZone"))
-    try:
-        spark.conf.set("spark.sql.session.timeZone", "+05:30")
-        there = times[0].astimezone(dt.timezone(dt.timedelta(hours=5, minutes=30))).replace(tzinfo=None)
-        for said in (f"'{there}'", f"timestamp '{there}'", ":at"):
-            found = lhs.sql(spark, f"select * from shop.orders timestamp as of {said}", {"at": str(there)})
-            same(found, first, "id")
-        with pytest.raises(lh.SqlError, match="timestamp as of"):
-            lhs.sql(spark, f"select * from shop.orders timestamp as of '{there.date()}+09:00'")
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
     found = lhs.sql(spark, "select count(*) n from shop.orders timestamp as of now() + interval 1 second")
     assert found.first().n == keyed.scan(tier="lake").count()
     for wrong in ("now() - interval 1", "cast(null as timestamp)", "nothing(1)", "interval 1 day"):

@@ -80,6 +80,29 @@ def test_all_names_of_a_statement_are_of_one_moment(spark: SparkSession, con: lh
     con.drop_table("q.keyed")
 
 
+def test_times_are_what_spark_takes_them_for(spark: SparkSession, clicks: lh.Table) -> None:
+    """Texts in the session's zone, and parameters without a zone in the process's, as elsewhere in a statement."""
+    (at,) = clicks.lake.snapshots()["committed_at"].to_pylist()
+    clicks.lake.tier()
+
+    def read(said: str, given: object = None) -> list[int]:
+        found = lhs.sql(spark, f"select id from q.clicks timestamp as of {said}", {"at": given})
+        return sorted(row.id for row in found.collect())
+
+    naive = at.astimezone().replace(tzinfo=None)
+    assert read(":at", naive) == read(":at + interval 0 seconds", naive) == [1, 2]
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "+05:30")
+        there = at.astimezone(dt.timezone(dt.timedelta(hours=5, minutes=30))).replace(tzinfo=None)
+        assert read(f"'{there}'") == read(f"timestamp '{there}'") == read(":at", str(there)) == [1, 2]
+        assert read(f"'{at.replace(tzinfo=None)} UTC'") == [1, 2]
+        with pytest.raises(SqlError, match="timestamp as of"):
+            read(f"'{there.date()}+09:00'")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
 def test_an_error_is_told_once(spark: SparkSession, clicks: lh.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the exception. Of errors of other statements PySpark writes as ever."""
     records: set[logging.LogRecord] = set()  # of all loggers, by one handler or several

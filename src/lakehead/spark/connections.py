@@ -197,7 +197,9 @@ def planned_handle(uri: str, name: str, table_id: str, schema_id: int) -> TableH
     handle = handle_of(worker_table(uri, name, planned=True))
     if handle.desc.table_id != table_id:
         raise TableNotFoundError(
-            f"table {name} was dropped and created again while it was read: read it again", table=name
+            f"table {name} is another one than when this was first read, which was dropped or overwritten: load the"
+            " DataFrame again, or replace the view",
+            table=name,
         )
     handle.desc.require_schema(schema_id)
     return handle
