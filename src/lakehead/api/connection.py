@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakehead.api.copying import TableCopy, copy_table
 from lakehead.api.definition import definition_of, is_text
-from lakehead.api.display import Displayed
+from lakehead.api.display import Handle
 from lakehead.api.folder import AttachedEndpoint, forget_folders, open_folder, release_folder, wait_stopped
 from lakehead.api.granting import Granting
 from lakehead.api.lake import TieringResult
@@ -175,7 +175,7 @@ def _flight(address: Address, *, token: str | FoundToken | None, tls: Tls | None
     return FlightEndpoint(address, token=token, tls=tls)
 
 
-class Connection(Displayed, Granting):
+class Connection(Handle, Granting):
     """A connection to Lakehead. Thread-safe; also a context manager."""
 
     def __init__(self, endpoint: m.Endpoint, uri: str, folder: str | None) -> None:

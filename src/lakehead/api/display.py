@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
+from typing import Any
+
+from lakehead.errors import InvalidRequestError
+
+THIS_PROCESS = (
+    "a {} belongs to the connection and the process that made it, and cannot be copied or sent to another: connect"
+    " there, with lh.connect(uri), and open the table; give rows as Arrow"
+)
 
 
 class Displayed:
@@ -23,3 +31,10 @@ class Displayed:
         cells = ((html.escape(k), html.escape(v)) for k, v in self._shown().items())
         rows = "".join(f"<tr><th align='left'>{k}</th><td align='left'>{v}</td></tr>" for k, v in cells)
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+class Handle(Displayed):
+    """What is of a connection, and goes with it: it is not copied, and not sent to other processes."""
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise InvalidRequestError(THIS_PROCESS.format(type(self).__name__))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from lakehead.api.display import Displayed
+from lakehead.api.display import Displayed, Handle
 from lakehead.client.table import TableHandle
 from lakehead.config import parse_duration_ms
 from lakehead.errors import CommitConflictError, LakeheadError
@@ -63,7 +63,7 @@ class TieringResult(Displayed):
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-class TableLake(Displayed):
+class TableLake(Handle):
     """The Iceberg table behind a table, or the one that keeps its changelog, as of each call."""
 
     def __init__(self, handle: TableHandle, *, changelog: bool = False) -> None:

@@ -13,14 +13,18 @@ from typing import Any, TypeVar, cast
 import duckdb
 import pyarrow as pa
 
+from lakehead.api.display import THIS_PROCESS
 from lakehead.api.pushdown import MEANT_OTHERWISE
 from lakehead.api.sandbox import OTHERWISE
 from lakehead.env.interrupts import stoppable
-from lakehead.errors import LakeheadError, MissingDependencyError, SqlError
+from lakehead.errors import InvalidRequestError, LakeheadError, MissingDependencyError, SqlError
 
 T = TypeVar("T")
 
 _WRITES = ("write_parquet", "to_parquet", "write_csv", "to_csv")
+
+_CREATES = ("create", "to_table", "create_view", "to_view", "insert_into", "insert", "update")
+"""What changes a DuckDB database."""
 
 _PIECEWISE = ("fetchone", "fetchmany", "fetch_df_chunk")
 """Each call of these answers with the next rows of one run."""
@@ -214,6 +218,8 @@ class Relation:
             raise AttributeError(name)
         if name in _WRITES:
             return functools.partial(self._write, name)
+        if name in _CREATES:
+            return functools.partial(self._create, name)
         if not callable(getattr(duckdb.DuckDBPyRelation, name, None)):
             return self._run(lambda: getattr(self._inner, name))
         found = getattr(self._inner, name)
@@ -237,6 +243,22 @@ class Relation:
         if type(value) is duckdb.DuckDBPyRelation:
             return Relation(value, self._reading)
         return self._reading.batches(value, call) if isinstance(value, pa.RecordBatchReader) else value
+
+    def _create(self, name: str, *args: Any, **options: Any) -> Any:
+        """What an attached database is given; without its name it would be given to this statement alone."""
+        why = f"{name}() would change nothing that a later statement sees"
+        if "." in str(next(iter([*args, *options.values()]), "")) and not name.endswith("view"):
+            try:
+                return self._run(lambda: getattr(self._inner, name)(*args, **options))
+            except SqlError as e:
+                why = str(e)
+        raise SqlError(
+            f"con.sql() reads tables and frames: {why}. Write rows with table.append(relation) or"
+            " table.upsert(relation), and read a relation again with frames="
+        )
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise InvalidRequestError(THIS_PROCESS.format(type(self).__name__))
 
     def _write(self, name: str, *args: Any, **options: Any) -> None:
         """Write a file: that the caller asks for, not the statement's text, so another DuckDB does it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.display import Displayed
+from lakehead.api.display import Handle
 from lakehead.api.subscription import chosen_columns
 from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidRequestError, MissingDependencyError
@@ -40,7 +40,7 @@ def _whole(given: object, wanted: str) -> int:
     return int(number)
 
 
-class Scan(Displayed):
+class Scan(Handle):
     """Rows of a table as of the moment the scan was made; may be read any number of times.
 
     Order: offset order within a tablet, lake rows before hot rows; none across tablets.

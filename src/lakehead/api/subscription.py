@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.display import Displayed
+from lakehead.api.display import Displayed, Handle
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
 from lakehead.env.forks import keep_in_children
@@ -59,7 +59,7 @@ class Batch(Displayed):
         return {"rows": self.rows.num_rows, "tablet": self.tablet, "end_offset": self.end_offset}
 
 
-class Subscription(Displayed):
+class Subscription(Handle):
     """An iterator of `Batch`. Iterate in one thread; `close` from any thread ends the iteration."""
 
     def __init__(self, desc: TableDescriptor, stream: Stream) -> None:

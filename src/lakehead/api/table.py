@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from lakehead.api.alteration import TableAlteration
 from lakehead.api.definition import is_text
-from lakehead.api.display import Displayed
+from lakehead.api.display import Displayed, Handle
 from lakehead.api.input import a_dict_is_a_row, in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.lake import TableLake, TieringResult, empty_table
 from lakehead.api.scan import Scan
@@ -54,7 +54,7 @@ class WriteResult(Displayed):
         return {"rows": self.rows, "offsets": self.offsets}
 
 
-class Table(Displayed):
+class Table(Handle):
     """A table of a connection. Thread-safe."""
 
     def __init__(self, handle: TableHandle) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from lakehead.api.display import Displayed
+from lakehead.api.display import Handle
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.client.batch_writer import BatchWriter, PreparedWrite
 from lakehead.client.table import TableHandle
@@ -204,7 +204,7 @@ class _Sender:
         return kind, group
 
 
-class Writer(Displayed):
+class Writer(Handle):
     """Writes batches to one table in the background, in the order given. One thread at a time; a context manager.
 
     A call returns once the batch is checked and queued, and waits while the writer holds `Limits.writer_batches_max`
@@ -304,7 +304,13 @@ class Writer(Displayed):
         self._sender.check()
         self._batches.require_small(rows)
         chunks = rows.to_batches()
-        self._sender.put(kind, join(chunks) if chunks else _empty(rows.schema))
+        self._sender.put(kind, _own(join(chunks)) if chunks else _empty(rows.schema))
+
+
+def _own(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in memory of ours: what was given may be a program's own arrays, which it fills with other rows before
+    these are sent."""
+    return pa.ipc.read_record_batch(rows.serialize(), rows.schema)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

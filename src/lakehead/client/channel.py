@@ -235,6 +235,8 @@ class Wait:
             try:
                 run()
             except BaseException as e:
+                if self.cancelled:  # nobody looks at it, and its frames would keep this, and the channel
+                    e = e.with_traceback(None)
                 self._put(e)
 
         thread = threading.Thread(target=report, name=name, daemon=True)

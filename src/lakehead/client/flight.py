@@ -82,7 +82,12 @@ class FlightEndpoint:
 
     def _connected(self) -> ch.Channel:
         token = self._token() if isinstance(self._token, FoundToken) else self._token
-        channel = ch.Channel(self._location, token=token, tls=self._tls, is_own=self._is_own, plain=self._plain)
+        me = weakref.ref(self)  # an endpoint goes with its last user, no cycle with its channels keeps it
+
+        def plain() -> SocketAddress | None:
+            return None if (endpoint := me()) is None else endpoint._plain()
+
+        channel = ch.Channel(self._location, token=token, tls=self._tls, is_own=self._is_own, plain=plain)
         self._channels.add(channel)
         return channel
 
@@ -166,7 +171,8 @@ class FlightEndpoint:
 
     def _drop_idle(self) -> None:
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = list(self._idle)
+            self._idle.clear()
         for exchange in idle:
             exchange.cancel()
 
@@ -229,22 +235,22 @@ class FlightEndpoint:
             exchange.idle_since = time.monotonic()
             self._idle.append(exchange)
             if self._reaper is None:
-                self._reaper = threading.Thread(target=self._reap, name="lakehead-idle", daemon=True)
+                given = weakref.ref(self), self._closing, self._idle
+                self._reaper = threading.Thread(target=_reap, args=given, name="lakehead-idle", daemon=True)
                 self._reaper.start()
             return True
 
-    def _reap(self) -> None:
-        while not self._closing.wait(_IDLE_SECONDS / 2):
-            with self._lock:
-                oldest = time.monotonic() - _IDLE_SECONDS
-                stale = [s for s in self._idle if s.idle_since < oldest]
-                self._idle = [s for s in self._idle if s.idle_since >= oldest]
-                if not self._idle:
-                    self._reaper = None
-            for exchange in stale:
-                exchange.cancel()
-            if self._reaper is not threading.current_thread():
-                return
+    def _drop_stale(self) -> bool:
+        """Let go of what nobody has asked for lately; returns whether there is more to look after."""
+        with self._lock:
+            oldest = time.monotonic() - _IDLE_SECONDS
+            stale = [s for s in self._idle if s.idle_since < oldest]
+            self._idle[:] = [s for s in self._idle if s.idle_since >= oldest]
+            if not self._idle:
+                self._reaper = None
+        for exchange in stale:
+            exchange.cancel()
+        return self._reaper is threading.current_thread()
 
     def stream(self, request: Request[Stream]) -> FlightStream | SharedStream:
         self._require_owner()
@@ -322,6 +328,19 @@ class FlightEndpoint:
             channel.cancel()
         for channel in channels:
             channel.join(_CLOSE_SECONDS)
+
+
+def _reap(of: weakref.ref[FlightEndpoint], closing: threading.Event, idle: list[ch.Conversation]) -> None:
+    """Look after idle streams, until there are none, or nobody has their endpoint any more, which was not closed."""
+    while not closing.wait(_IDLE_SECONDS / 2):
+        endpoint = of()
+        if endpoint is None:
+            for exchange in idle:
+                exchange.cancel()
+            return
+        if not endpoint._drop_stale():
+            return
+        del endpoint
 
 
 def _detail(e: BaseException) -> str:

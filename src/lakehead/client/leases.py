@@ -6,6 +6,9 @@ per connection renews; it runs only while there is something to renew.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +33,37 @@ _LINGER_SECONDS = 0.1
 """After a lease was let go of, others are waited for so long before the server is told."""
 
 
+class _News:
+    """What the thread that renews waits for and tells a server. It does not keep the leases alive, whose connection may
+    be let go of without being closed."""
+
+    def __init__(self, routes: Routes, env: Env) -> None:
+        self.routes = routes
+        self.clock = env.clock
+        self.kept: Counter[str] = Counter()
+        self.released: deque[str] = deque()
+        self.changed = env.threads.condition()
+        self.closed = self.gone = False
+
+    def forget(self) -> None:
+        """Nobody holds a lease any more, or can open one."""
+        self.gone = True
+        self.changed.notify_all()
+
+    def wait(self, reached: Callable[[], bool], until: float) -> None:
+        def over() -> bool:
+            return reached() or self.closed or self.gone or self.clock.monotonic() >= until
+
+        self.changed.wait_for(over, max(until - self.clock.monotonic(), 0.001))
+
+    def let_go(self) -> None:
+        """Tell the servers of all leases that there were, as far as they listen."""
+        leases = _parts([*self.kept, *self.released])
+        with contextlib.suppress(LakeheadError):
+            for server in self.routes.servers() if leases else ():
+                server.call(m.RenewLeases(leases=[], release=leases))
+
+
 class Leases:
     """The leases of one connection. Thread-safe; the garbage collector may call `release` at any time."""
 
@@ -38,14 +72,13 @@ class Leases:
         self._routes = routes
         self._clock = env.clock
         self._renewing = renewing
-        self._kept: Counter[str] = Counter()
-        self._released: deque[str] = deque()
+        self._news = _News(routes, env)
+        self._kept, self._released = self._news.kept, self._news.released
         self._seconds = 0.0
         self._threads = env.threads
         self._lock = env.threads.lock()
-        self._changed = env.threads.condition()
         self._thread: Started | None = None
-        self._closed = False
+        weakref.finalize(self, self._news.forget).atexit = False
         self.before: list[Callable[[Occasion], None]] = []
 
     def open(self, tables: Sequence[m.LeasedTable], *, planned: bool = False) -> list[m.Lease]:
@@ -100,12 +133,13 @@ class Leases:
         with self._lock:
             self._kept[lease] += 1
             if self._renewing and self._thread is None and self._seconds > 0:
-                self._thread = self._threads.start(self._run, "lakehead-leases")
+                run = functools.partial(_renew, weakref.ref(self), self._news, self._seconds)
+                self._thread = self._threads.start(run, "lakehead-leases")
 
     def release(self, lease: str) -> None:
         """Let a lease go: soon, or with the next request about leases. Waits for nothing."""
         self._released.append(lease)
-        self._changed.notify_all()
+        self._news.changed.notify_all()
 
     @contextmanager
     def used(self, lease: str | None) -> Iterator[None]:
@@ -144,8 +178,8 @@ class Leases:
 
     def close(self) -> None:
         """End the thread; leases end by themselves."""
-        self._closed = True
-        self._changed.notify_all()
+        self._news.closed = True
+        self._news.changed.notify_all()
 
     def _drained(self) -> list[str]:
         released = [self._released.popleft() for _ in range(len(self._released))]
@@ -159,35 +193,42 @@ class Leases:
         if self._kept[lease] <= 0:
             del self._kept[lease]
 
-    def _run(self) -> None:
-        due = self._clock.monotonic() + self._seconds / _SHARE
-        while not self._closed:
-            self._wait(lambda: bool(self._released), due)
-            if self._closed:
-                return
-            # What ends together, or just before the next begins, is one request.
-            self._wait(lambda: not self._released, min(due, self._clock.monotonic() + _LINGER_SECONDS))
-            if not self._released and self._clock.monotonic() < due:
-                continue
-            try:
-                # To find out what nobody needs takes requests to a JVM for each pin: not whenever a read ends.
-                held = self.renew() if self._clock.monotonic() >= due else self._tell()
-            except ClosedError:
-                return
-            except LakeheadError:
-                held = True  # the server may come back before they end
-            if self._clock.monotonic() >= due:
-                due = self._clock.monotonic() + self._seconds / _SHARE
-                with self._lock:
-                    if not held and not self._kept:
-                        self._thread = None
-                        return
+    def _renewed(self, *, due: bool) -> bool:
+        """Tell the servers; returns whether there may be more to tell them."""
+        try:
+            # To find out what nobody needs takes requests to a JVM for each pin: not whenever a read ends.
+            held = self.renew() if due else self._tell()
+        except ClosedError:
+            return False
+        except LakeheadError:
+            held = True  # the server may come back before they end
+        with self._lock:
+            if due and not held and not self._kept:
+                self._thread = None
+                return False
+        return True
 
-    def _wait(self, reached: Callable[[], bool], until: float) -> None:
-        def over() -> bool:
-            return reached() or self._closed or self._clock.monotonic() >= until
 
-        self._changed.wait_for(over, max(until - self._clock.monotonic(), 0.001))
+def _renew(of: weakref.ref[Leases], news: _News, seconds: float) -> None:
+    """What the thread does; it ends where there is nothing to renew any more, or nobody who could hold it."""
+    clock = news.clock
+    due = clock.monotonic() + seconds / _SHARE
+    while True:
+        news.wait(lambda: bool(news.released), due)
+        # What ends together, or just before the next begins, is one request.
+        news.wait(lambda: not news.released, min(due, clock.monotonic() + _LINGER_SECONDS))
+        if news.closed:
+            return
+        leases = of()
+        if leases is None:
+            news.let_go()
+            return
+        is_due = clock.monotonic() >= due
+        if (is_due or news.released) and not leases._renewed(due=is_due):
+            return
+        if is_due:
+            due = clock.monotonic() + leases._seconds / _SHARE
+        del leases
 
 
 def _joined(leases: Sequence[m.Lease]) -> m.Lease:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -27,7 +29,14 @@ class Writers:
         self._randomness = env.randomness
         self._idle: list[BatchWriter] = []
         self._lock = env.threads.lock()
-        self._small = SmallAppends(env.threads, lambda rows: self._write("append", rows), desc.schema)
+        me = weakref.ref(self)  # goes with its last user, who appends: no cycle keeps it
+
+        def send(rows: pa.Table) -> Sequence[SentPart]:
+            writers = me()
+            assert writers is not None
+            return writers._write("append", rows)
+
+        self._small = SmallAppends(env.threads, send, desc.schema)
 
     def write(self, kind: WriteKind, rows: pa.Table) -> list[tuple[TabletKey, tuple[int, int]]]:
         """Write rows under an anonymous writer, in slices of at most 64 Ki rows; returns the offsets of each part.

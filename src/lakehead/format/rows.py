@@ -63,7 +63,11 @@ def to_arrow_table(data: object, schema: pa.Schema, *, what: str, fill: Mapping[
         SchemaMismatchError: the data has another form, or a Python value does not fit its column.
         ColumnNotFoundError: a dict or DataFrame has a column that the schema lacks.
     """
-    return _to_table(data, schema, what, allow_extra=False, fill=fill)
+    table = _to_table(data, schema, what, allow_extra=False, fill=fill)
+    rows = len(data) if _is_pandas(data, "DataFrame") else table.num_rows  # type: ignore[arg-type]
+    if rows and not table.num_columns:
+        raise SchemaMismatchError(f"{what}: there are {rows:,} rows, and no column: give one at least")
+    return table
 
 
 def conform(
@@ -220,7 +224,9 @@ def _from_dicts(
     if not allow_extra:
         _check_known(list(given), schema, what)
     if not all(name in given for name in schema.names):
-        schema = pa.schema([f for f in schema if f.name in given])
+        # A table without a column has no rows.
+        one = [schema.field(0)] if fill is not None else []
+        schema = pa.schema([f for f in schema if f.name in given] or one)
     if len(schema):
         with contextlib.suppress(*_CONVERSION_ERRORS):
             return pa.Table.from_arrays(_together(rows, schema), schema=schema)

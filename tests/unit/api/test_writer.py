@@ -6,9 +6,13 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -29,6 +33,37 @@ def test_many_small_batches_arrive_in_order(tmp_path: Path) -> None:
             for i in range(2000):
                 writer.append([{"k": i, "v": None}])
         assert table.scan(["k"]).to_arrow()["k"].to_pylist() == list(range(2000))
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("given", ["table", "batch", "pandas", "polars", "texts"])
+@pytest.mark.parametrize("writer_id", [None, "w"])
+def test_what_was_given_is_sent_whatever_becomes_of_its_memory(
+    tmp_path: Path, given: str, keyed: bool, writer_id: str | None
+) -> None:
+    """A program fills its own arrays again once a call has returned."""
+    numbers, texts = np.zeros(100, np.int64), np.zeros(300, np.uint8)
+    ends = pa.py_buffer(np.arange(0, 303, 3, dtype=np.int32))
+    make: dict[str, Callable[[], object]] = {
+        "table": lambda: pa.table({"k": numbers}),
+        "batch": lambda: pa.record_batch({"k": numbers}).slice(0, 100),
+        "pandas": lambda: pd.DataFrame({"k": numbers}, copy=False),
+        "polars": lambda: pl.DataFrame({"k": numbers}),
+        "texts": lambda: pa.table(
+            {"k": numbers, "v": pa.Array.from_buffers(pa.string(), 100, [None, ends, pa.py_buffer(texts)])}
+        ),
+    }
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA, primary_key=["k"] if keyed else None)
+        with table.writer(writer_id=writer_id) as writer:
+            for n in range(30):
+                numbers[:], texts[:] = range(100 * n, 100 * n + 100), ord("0") + n
+                (writer.upsert if keyed else writer.append)(make[given]())
+            numbers[:], texts[:] = -1, 0
+        rows = table.scan().to_arrow().sort_by("k").to_pylist()
+        assert [r["k"] for r in rows] == list(range(3000))
+        expected = [chr(ord("0") + n // 100) * 3 if given == "texts" else None for n in range(3000)]
+        assert [r["v"] for r in rows] == expected
 
 
 def test_kinds_and_columns_are_never_mixed_in_a_request(tmp_path: Path) -> None:
