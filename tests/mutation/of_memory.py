@@ -15,8 +15,8 @@ OF_MEMORY = (
     Mutant(
         "bring to the disk what was synced",
         "env/storage.py",
-        "            _sync_data(self._fd)\n        self._brought = self._size\n",
-        "            _sync_data(self._fd)\n",
+        "            )\n        self._brought = self._size\n",
+        "            )\n",
         "tests/unit/env/test_storage.py",
     ),
     Mutant(

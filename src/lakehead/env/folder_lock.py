@@ -24,6 +24,7 @@ class FolderLock:
         self._fd = fd
         held = os.fstat(fd)
         self._held = (held.st_dev, held.st_ino)
+        self._watched: list[tuple[str, tuple[int, int] | None]] = []
 
     @classmethod
     def try_acquire(cls, folder: str) -> FolderLock | None:
@@ -50,19 +51,20 @@ class FolderLock:
         Raises:
             FencedError: it was removed or replaced, or the folder was moved, under its owner.
         """
-        if not self._has_name():
+        lost = self._path if not self._has_name() else next((p for p, at in self._watched if _place(p) != at), None)
+        if lost is not None:
             raise FencedError(
-                f"{self._path} was removed, moved or replaced while this process served the folder: another may be its"
+                f"{lost} was removed, moved or replaced while this process served the folder: another may be its"
                 " owner now: nothing more is written; close this connection, or stop this server, and connect again",
-                path=self._path,
+                path=lost,
             )
 
+    def watch(self, path: str) -> None:
+        """Have `require_held` look at this file, too, which is there and never replaced by its owner."""
+        self._watched.append((path, _place(path)))
+
     def _has_name(self) -> bool:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._held
+        return _place(self._path) == self._held
 
     def announce(self, uri: str, folder_id: str) -> None:
         """Leave word where the owner listens."""
@@ -70,10 +72,17 @@ class FolderLock:
         LocalStorage().write_atomic(os.path.join(self._folder, _ENDPOINT), note)
 
     def release(self) -> None:
-        """Give the folder up."""
-        if self._fd >= 0:
+        """Give the folder up.
+
+        Raises:
+            StorageError: the word of where the owner listens cannot be taken away; it is given up.
+        """
+        if self._fd < 0:
+            return
+        try:
             if self._has_name():  # else the word is another's
                 LocalStorage().remove(os.path.join(self._folder, _ENDPOINT))
+        finally:
             os.close(self._fd)
             self._fd = -1
 
@@ -82,6 +91,15 @@ class FolderLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _place(path: str) -> tuple[int, int] | None:
+    """Which file has this name; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _keep_private(folder: str) -> None:

@@ -243,6 +243,13 @@ class LocalLogFile:
     def sync(self) -> None:
         with storage_errors(self.path, "sync"):
             _sync_data(self._fd)
+            names = os.fstat(self._fd).st_nlink
+        if names == 0:
+            raise StorageError(
+                f"{self.path} was removed while it was written: nothing that is in it would be there after a restart;"
+                " what is in memory can still be read: save it, and restore the file",
+                path=self.path,
+            )
         self._brought = self._size
 
     def truncate(self, size: int) -> None:

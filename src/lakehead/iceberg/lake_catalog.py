@@ -69,7 +69,7 @@ _TABLE_PROPERTIES = {
     # Column statistics are kept for the first 100 columns only, and ours are the last.
     **{f"write.metadata.metrics.column.{c}": "full" for c in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)},
 }
-_NOT_IN_PATHS = "%?#"
+_NOT_IN_PATHS = "%?#\t\n\r"
 _REMOVAL_PAUSES_S = (0.02, 0.1, 0.3, 1.0)
 
 

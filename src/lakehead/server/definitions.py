@@ -17,6 +17,7 @@ from lakehead.errors import (
     LakeheadError,
     LimitExceededError,
     NoLakeError,
+    StorageError,
     TableExistsError,
     TableNotFoundError,
 )
@@ -310,7 +311,14 @@ class Definitions:
                 # The lake first: whatever a crash leaves, dropping again goes on from there.
                 if desc.lake is not None:
                     self._lake_state().drop(desc, purge=request.purge)
-                self._tables.drop(desc)
+                try:
+                    self._tables.drop(desc)
+                except StorageError as e:
+                    if desc.lake is None:
+                        raise
+                    raise StorageError(
+                        f"{e.message}. Its lake table is gone: drop {desc.path} again", **e.context
+                    ) from e
                 self._leases.end_all(desc.table_id)
                 for forget in self._forget:
                     forget(desc.table_id)

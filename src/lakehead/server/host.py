@@ -33,6 +33,7 @@ from lakehead.server.service import Service
 from lakehead.server.signatures import Signatures
 from lakehead.server.socket_server import SocketServer
 
+_METADATA = "metadata.db"
 _MAINTENANCE_SECONDS = 2.0
 _LOOPBACK = TcpAddress("127.0.0.1", 0)
 _log = logging.getLogger("lakehead.server")
@@ -62,7 +63,7 @@ class ServerHost:
 
         Raises:
             UnsupportedFormatError: a newer version wrote the folder.
-            StorageError: it cannot be written.
+            StorageError: it cannot be written, or has tables and no metadata.
             InvalidRequestError: the address cannot be listened on, a certificate is none, another process writes to the
                 file of the audit, or what signed tokens need is not installed.
         """
@@ -79,15 +80,17 @@ class ServerHost:
             tls = None
             if config.tls_cert is not None:
                 tls = read_tls(authorities=config.tls_client_ca, chain=config.tls_cert, key=config.tls_key)
+            _require_whole(folder)
             self.service = Service(
                 folder,
                 env=env,
                 limits=limits,
                 lake=make_lake(folder),
                 maintenance_seconds=_MAINTENANCE_SECONDS,
-                place=lambda: Place.of(folder, "metadata.db"),
+                place=lambda: Place.of(folder, _METADATA),
                 fence=lock.require_held,
             )
+            lock.watch(os.path.join(folder, _METADATA))
         except BaseException:
             lock.release()
             raise
@@ -187,3 +190,19 @@ class ServerHost:
                 server.forget()
         for kept in self._kept:
             kept.forget()
+
+
+def _require_whole(folder: str) -> None:
+    """Return if a folder that has tables has what tells which they are: an empty one would be served instead.
+
+    Raises:
+        StorageError: it has not.
+    """
+    metadata, tables = os.path.join(folder, _METADATA), os.path.join(folder, "tables")
+    there = any(os.path.exists(at) and os.path.getsize(at) for at in (metadata, f"{metadata}-wal"))
+    if not there and os.path.isdir(tables) and os.listdir(tables):
+        raise StorageError(
+            f"{folder} holds tables, and {_METADATA}, which tells what they are, is missing or empty: restore it with"
+            " the folder from a backup, or begin another folder",
+            path=metadata,
+        )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lakehead.env.folder_lock import FolderLock, read_announcement
-from lakehead.errors import StorageError
+from lakehead.env.storage import LocalStorage
+from lakehead.errors import FencedError, StorageError
 
 TRY = (
     "import sys; from lakehead.env.folder_lock import FolderLock;"
@@ -64,6 +65,37 @@ def test_announcement_lives_as_long_as_the_owner_says(tmp_path: Path) -> None:
 def test_an_announcement_that_makes_no_sense_is_none(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "endpoint.json").write_bytes(note)
     assert read_announcement(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_that_is_watched_is_part_of_what_is_owned(tmp_path: Path, how: str) -> None:
+    lock = FolderLock.try_acquire(str(tmp_path))
+    assert lock is not None
+    watched = tmp_path / "metadata.db"
+    watched.write_bytes(b"x")
+    lock.watch(str(watched))
+    lock.require_held()
+    (tmp_path / "other").write_bytes(b"x")
+    watched.unlink() if how == "removed" else (tmp_path / "other").replace(watched)
+    with pytest.raises(FencedError, match=r"metadata\.db was removed"):
+        lock.require_held()
+    lock.release()
+
+
+def test_what_cannot_be_tidied_keeps_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file system that has become read-only, say."""
+    lock = FolderLock.try_acquire(str(tmp_path))
+    assert lock is not None
+    with monkeypatch.context() as patched:
+
+        def refused(storage: LocalStorage, path: str) -> None:
+            raise StorageError("read-only", path=path)
+
+        patched.setattr(LocalStorage, "remove", refused)
+        with pytest.raises(StorageError, match="read-only"):
+            lock.release()
+    lock.release()
+    assert other_process_gets(str(tmp_path))
 
 
 def test_impossible_folder(tmp_path: Path) -> None:

@@ -35,6 +35,16 @@ def test_errors_name_the_path_and_the_remedy(tmp_path: Path) -> None:
         sync_file(str(tmp_path / "missing"))
 
 
+def test_a_file_that_was_removed_while_it_is_written_is_not_synced(tmp_path: Path) -> None:
+    file = LocalStorage().open_log(str(tmp_path / "a.log"))
+    file.append([b"kept"])
+    file.sync()
+    (tmp_path / "a.log").unlink()
+    file.append([b"lost"])
+    with pytest.raises(StorageError, match=r"a\.log was removed"):
+        file.sync()
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_failed_append_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
