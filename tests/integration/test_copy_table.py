@@ -107,6 +107,23 @@ def test_a_copy_that_fails_or_dies_is_not_there(
     assert con.tables() == ["shop.t", "shop.u"]
 
 
+def test_a_copy_whose_rows_may_have_landed_is_to_be_made_again(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can look for them in a table that has no name yet."""
+    con.create_table("shop.t", SCHEMA).append(rows(range(10)))
+
+    def unknown(*_: object) -> None:
+        raise lh.OutcomeUnknownError("it may have landed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "append", unknown)
+        with pytest.raises(lh.UnavailableError, match=r"shop\.t was not copied to shop\.u: call copy_table again"):
+            con.copy_table("shop.t", "shop.u")
+    assert con.tables() == ["shop.t"]
+    assert of(con.copy_table("shop.t", "shop.u").table) == rows(range(10))
+
+
 @pytest.mark.parametrize("when", ["it is complete", "the other has begun"])
 def test_of_two_that_make_a_copy_at_once_one_does(
     con: lh.Connection, monkeypatch: pytest.MonkeyPatch, when: str

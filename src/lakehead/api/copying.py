@@ -11,7 +11,14 @@ from typing import Protocol
 from lakehead.api.display import Displayed
 from lakehead.api.table import Table, handle_of
 from lakehead.config import Limits
-from lakehead.errors import LakeheadError, PermissionDeniedError, TableExistsError, TableNotFoundError
+from lakehead.errors import (
+    LakeheadError,
+    OutcomeUnknownError,
+    PermissionDeniedError,
+    TableExistsError,
+    TableNotFoundError,
+    UnavailableError,
+)
 from lakehead.format.schema import validate_definition
 from lakehead.lake.union_read import UnionRead
 from lakehead.types import TableDescriptor, TablePath, TabletId
@@ -64,12 +71,14 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
         _require_possible(desc, buckets)
     made = unfinished_like(con, desc, path, "copy", buckets)
     unfinished, only = made.name, handle_of(made).desc.table_id
+    filled = False
     try:
         rows = 0
         with made.writer() as writer:
             for batch in scan.to_batches():
                 (writer.upsert if desc.keyed else writer.append)(batch)
                 rows += batch.num_rows
+        filled = True
         table = con._rename(unfinished, str(path), only=only)
     except BaseException as e:
         with contextlib.suppress(LakeheadError):
@@ -77,6 +86,10 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
         # Which of both tables is gone, the error does not tell.
         if isinstance(e, TableNotFoundError) and str(desc.path) in con.tables():
             raise _made_by_another(desc, path) from e
+        if isinstance(e, OutcomeUnknownError) and not filled:  # of the rows of a table that nobody knows
+            raise UnavailableError(
+                f"table {desc.path} was not copied to {path}: call copy_table again ({e.message})", table=str(desc.path)
+            ) from e
         raise
     assert isinstance(scan._read, UnionRead)  # all rows
     return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in scan._read.pinned.log.items()})

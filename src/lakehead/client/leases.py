@@ -29,6 +29,8 @@ before leases are renewed, and when the server has no room for another one (what
 
 _SHARE = 4
 """A lease is renewed so often in the time that it lasts."""
+_LOOK_SECONDS = 1.0
+"""How often the thread that renews looks whether anybody has the leases yet: a callback could be interrupted."""
 _LINGER_SECONDS = 0.1
 """After a lease was let go of, others are waited for so long before the server is told."""
 
@@ -43,18 +45,15 @@ class _News:
         self.kept: Counter[str] = Counter()
         self.released: deque[str] = deque()
         self.changed = env.threads.condition()
-        self.closed = self.gone = False
+        self.closed = False
 
-    def forget(self) -> None:
-        """Nobody holds a lease any more, or can open one."""
-        self.gone = True
-        self.changed.notify_all()
+    def wait(self, of: weakref.ref[Leases], reached: Callable[[], bool], until: float) -> None:
+        """Return when this is reached, or the leases are closed or nobody's any more, or then."""
 
-    def wait(self, reached: Callable[[], bool], until: float) -> None:
         def over() -> bool:
-            return reached() or self.closed or self.gone or self.clock.monotonic() >= until
+            return reached() or self.closed or of() is None or self.clock.monotonic() >= until
 
-        self.changed.wait_for(over, max(until - self.clock.monotonic(), 0.001))
+        self.changed.wait_for(over, min(max(until - self.clock.monotonic(), 0.001), _LOOK_SECONDS))
 
     def let_go(self) -> None:
         """Tell the servers of all leases that there were, as far as they listen."""
@@ -78,7 +77,6 @@ class Leases:
         self._threads = env.threads
         self._lock = env.threads.lock()
         self._thread: Started | None = None
-        weakref.finalize(self, self._news.forget).atexit = False
         self.before: list[Callable[[Occasion], None]] = []
 
     def open(self, tables: Sequence[m.LeasedTable], *, planned: bool = False) -> list[m.Lease]:
@@ -214,9 +212,9 @@ def _renew(of: weakref.ref[Leases], news: _News, seconds: float) -> None:
     clock = news.clock
     due = clock.monotonic() + seconds / _SHARE
     while True:
-        news.wait(lambda: bool(news.released), due)
+        news.wait(of, lambda: bool(news.released), due)
         # What ends together, or just before the next begins, is one request.
-        news.wait(lambda: not news.released, min(due, clock.monotonic() + _LINGER_SECONDS))
+        news.wait(of, lambda: not news.released, min(due, clock.monotonic() + _LINGER_SECONDS))
         if news.closed:
             return
         leases = of()

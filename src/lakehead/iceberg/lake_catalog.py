@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -42,8 +43,10 @@ from lakehead.errors import (
     InvalidPropertyError,
     InvalidRequestError,
     InvalidUriError,
+    LakeheadError,
     LakeStateError,
     MissingDependencyError,
+    StorageError,
     UnavailableError,
 )
 from lakehead.format.schema import lake_schema
@@ -70,6 +73,15 @@ _TABLE_PROPERTIES = {
     **{f"write.metadata.metrics.column.{c}": "full" for c in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)},
 }
 _NOT_IN_PATHS = "%?#\t\n\r"
+_FILE_ERRORS = {
+    "disk is full": "free some room, and try again",
+    "readonly database": "let this user write to it and to its folder, and try again",
+    "disk I/O error": "see what the disk has, and try again",
+    "unable to open database file": "see that its folder is there, and that this user may write to it",
+    "not a database": "restore it, from a backup of the folder",
+    "malformed": "restore it, from a backup of the folder",
+}
+_REFUSALS = ("password", "authentication", "unauthorized", "invalid_client", "forbidden", "permission denied")
 _REMOVAL_PAUSES_S = (0.02, 0.1, 0.3, 1.0)
 
 
@@ -456,9 +468,18 @@ def _no_requests(name: str) -> Iterator[None]:
         raise _unreached(name, e) from e
 
 
-def _unreached(name: str, e: Exception) -> UnavailableError:
+def _unreached(name: str, e: Exception) -> LakeheadError:
     # SQLAlchemy adds the statement and an address of its documentation, line by line.
-    why = " ".join(str(getattr(e, "orig", None) or e).split())
+    cause = getattr(e, "orig", None) or e
+    why = " ".join(str(cause).split())
+    if isinstance(cause, sqlite3.Error) and (remedy := next((r for w, r in _FILE_ERRORS.items() if w in why), None)):
+        return StorageError(f"the file of lake catalog {name!r} cannot be used ({why}): {remedy}", catalog=name)
+    if not isinstance(e, OSError) and any(word in why.lower() for word in _REFUSALS):
+        return UnavailableError(
+            f"lake catalog {name!r} does not let us in ({why}): see whether its user, password or token is right still,"
+            " and try again",
+            catalog=name,
+        )
     return UnavailableError(
         f"lake catalog {name!r} cannot be reached ({why}): see whether it runs, and try again", catalog=name
     )

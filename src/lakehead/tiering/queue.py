@@ -28,8 +28,8 @@ LOOK_SECONDS_MIN = 0.02
 """However small that is."""
 RETRY_SECONDS = (0.5, 60.0)
 """Delay after the first failure of a table, doubled with each until the greatest."""
-FENCED_SECONDS = 60.0
-"""So long is a table left to the service that has taken it over."""
+FENCED_SECONDS = 10.0
+"""So long is a table left to the service that has taken it over; a server that knows both gives it to one of them."""
 IDLE_SHARE = 0.2
 """Least part of a table's freshness between the starts of two rounds, however long they take."""
 ROUND_SHARE = 0.5

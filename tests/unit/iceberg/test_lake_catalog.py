@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -139,11 +140,29 @@ def test_a_catalog_out_of_reach_is_said_to_be(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"no database")
     config = LakeConfig(catalog={"type": "sql", "uri": f"sqlite:///{file}", "warehouse": f"file://{tmp_path}"})
-    with pytest.raises(UnavailableError) as e:
+    with pytest.raises(StorageError) as e:
         LakeCatalog(config, "").iceberg.list_namespaces()
     assert e.value.message == (
-        "lake catalog 'lakehead' cannot be reached (file is not a database): see whether it runs, and try again"
+        "the file of lake catalog 'lakehead' cannot be used (file is not a database): restore it, from a backup of the"
+        " folder"
     )
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "said"),
+    [
+        (sqlite3.OperationalError("database or disk is full"), StorageError, "free some room"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), StorageError, "let this user write"),
+        (sqlite3.DatabaseError("database disk image is malformed"), StorageError, "restore it"),
+        (sqlite3.OperationalError("database is locked"), UnavailableError, "cannot be reached"),
+        (Exception('FATAL: password authentication failed for user "etl"'), UnavailableError, "does not let us in"),
+        (Exception("connection refused"), UnavailableError, "cannot be reached"),
+    ],
+)
+def test_what_is_wrong_with_a_catalog_is_said(failure: Exception, kind: type[lh.LakeheadError], said: str) -> None:
+    with pytest.raises(kind, match=said) as e, catalog_errors("c"):
+        raise OperationalError("select secret", {}, failure)
+    assert type(e.value) is kind and "secret" not in str(e.value)
 
 
 class Proxy(BaseHTTPRequestHandler):
