@@ -19,7 +19,6 @@ from lakehead.format.arrays import places_of, to_arrow
 BYTES_MAX = 64 << 20
 """Bytes that joined batches, slices and answers hold at most; one row may hold more."""
 ROWS_MAX = 1 << 16
-_FEW_BYTES = 1 << 16
 CHANGE_BYTES_MAX = 513 << 20
 """Bytes of the old and new rows that one write to one tablet may log; two rows of the largest batch are within it."""
 
@@ -80,12 +79,6 @@ def within(batch: pa.RecordBatch | pa.Table, bytes_max: int) -> bool:
     return batch.get_total_buffer_size() * batch.num_columns <= bytes_max or batch.nbytes <= bytes_max
 
 
-def about_bytes(batch: pa.RecordBatch) -> int:
-    """What the rows take, or up to `_FEW_BYTES` if that is more: told at once of what batches hold that is no more."""
-    held: int = batch.get_total_buffer_size()
-    return held if held <= _FEW_BYTES else int(batch.nbytes)
-
-
 def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in slices of at most `BYTES_MAX` bytes, or of one row; uncopied."""
     if within(batch, BYTES_MAX):
@@ -133,6 +126,31 @@ def within_bytes(sizes: Numbers, bytes_max: int | None = None) -> Iterator[tuple
         end = max(int(np.searchsorted(ends, before + limit, "right")), start + 1)
         yield start, end
         start = end
+
+
+class AnswerSize:
+    """How many bytes the batches of one answer take: as whole buffers, which are told at once and which batches may
+    share, and only where these are too many as their rows do."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._bytes_max = bytes_max
+        self._limit = BYTES_MAX if bytes_max is None else min(bytes_max, BYTES_MAX)
+        self._size = 0
+        self._untold: list[tuple[pa.RecordBatch, int]] = []
+
+    def add(self, batch: pa.RecordBatch, rows_asked: int) -> None:
+        """Count one more of an answer to so many questions.
+
+        Raises:
+            LimitExceededError: as `require_answer`.
+        """
+        held = batch.get_total_buffer_size()
+        self._untold.append((batch, held))
+        self._size += held
+        if self._size > self._limit:
+            self._size += sum(b.nbytes - held for b, held in self._untold)
+            self._untold.clear()
+            require_answer(rows_asked, self._size, self._bytes_max)
 
 
 def require_answer(rows: int, size: int, bytes_max: int | None = None) -> None:

@@ -21,7 +21,7 @@ from lakehead.errors import (
     WrongTableKindError,
 )
 from lakehead.format.ipc_message import read_received
-from lakehead.format.joins import about_bytes, join, require_answer
+from lakehead.format.joins import AnswerSize, join
 from lakehead.format.plain import has_plain_rows, plain_key
 from lakehead.log.netchange import NO_OFFSETS, Offsets
 from lakehead.protocol import messages as m
@@ -106,7 +106,7 @@ class Reads:
         look = (self._by_prefix if request.prefix else self._by_key)(keys, desc, request)
         batches: list[pa.RecordBatch] = []
         places: list[Offsets] = []
-        at = held = 0
+        at, size = 0, AnswerSize(request.bytes_max)
         for ref, count, end in zip(request.tablets, request.counts, ends, strict=True):
             start, at = at, at + count
             tablet = table.tablet(ref.key)
@@ -118,9 +118,8 @@ class Reads:
             if found[0].num_rows:
                 batches.append(found[0])
                 places.append(found[1])
-                held += about_bytes(found[0]) + found[1].nbytes
                 # Each tablet bounds its part; many of them are one answer.
-                require_answer(at, held, request.bytes_max)
+                size.add(found[0], at)
         if not batches:
             return m.LookupReply(), [pa.py_buffer(b"")] * 2
         return m.LookupReply(), [join(batches).serialize(), pa.py_buffer(np.concatenate(places))]

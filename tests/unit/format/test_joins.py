@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from lakehead.errors import LimitExceededError
 from lakehead.format import joins
+from lakehead.format.joins import AnswerSize
 
 STRUCT = pa.struct([("a", pa.string()), ("b", pa.list_(pa.int64()))])
 TYPES = [
@@ -113,3 +115,15 @@ def test_rows_at_positions_beside_texts_that_no_column_holds_together() -> None:
     with pytest.raises(pa.ArrowInvalid, match="overflow"):
         table.take(pa.array([1, 3]))
     assert joins.rows_at(table, np.array([3, 1])).to_pylist() == [{"a": "\0"}] * 2
+
+
+def test_an_answer_is_as_large_as_its_rows_and_not_as_what_they_share() -> None:
+    shared = pa.record_batch({"a": pa.array(range(100_000))})
+    size = AnswerSize(100_000)
+    for n in range(1000):  # a row of each of many tablets: 800 KB in all buffers together are no answer
+        size.add(shared.slice(n, 1), n + 1)
+    with pytest.raises(LimitExceededError):
+        size.add(shared, 2000)
+    AnswerSize(10).add(shared, 1)  # one row never is too many
+    with pytest.raises(LimitExceededError):
+        AnswerSize(10).add(shared, 2)
