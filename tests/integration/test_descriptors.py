@@ -37,8 +37,6 @@ def ends(call):
         return call() is True
     except lh.StorageError as e:
         return "ulimit -n" in str(e)
-    except lh.UnavailableError as e:  # of SQLite, which does not say why it cannot open a catalog
-        return "unable to open database file" in str(e)
 
 most = len(os.listdir("/proc/self/fd")) + 50
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

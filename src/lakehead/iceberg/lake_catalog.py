@@ -77,7 +77,9 @@ _FILE_ERRORS = {
     "disk is full": "free some room, and try again",
     "readonly database": "let this user write to it and to its folder, and try again",
     "disk I/O error": "see what the disk has, and try again",
-    "unable to open database file": "see that its folder is there, and that this user may write to it",
+    # SQLite does not say why.
+    "unable to open database file": "its folder has to be there, this user to be allowed to write to it, and this"
+    " process to open one file more (ulimit -n)",
     "not a database": "restore it, from a backup of the folder",
     "malformed": "restore it, from a backup of the folder",
 }
