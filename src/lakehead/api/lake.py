@@ -25,7 +25,7 @@ from lakehead.types import TIMESTAMP_TYPE, Epoch, Offset, TableDescriptor, Table
 if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
     from lakehead.lake.lake_table import LakeTable
-    from lakehead.tiering.commit import CommitResult, CommitTurn
+    from lakehead.tiering.commit import CommitLock, CommitResult
     from lakehead.tiering.compaction import CompactionResult, LakeSource
     from lakehead.tiering.executor import Executor
     from lakehead.tiering.expiry import ExpiryResult
@@ -252,7 +252,7 @@ def tier_table(
     executor_of: Callable[[int], Executor] = here,
     epoch: int | None = None,
     records_max: int | None = None,
-    turn: CommitTurn | None = None,
+    commit_lock: CommitLock | None = None,
     job: str = "",
 ) -> CommitResult:
     """One tiering round of a table, here or on Spark, and what follows its commit.
@@ -261,7 +261,7 @@ def tier_table(
 
     Args:
         source: the table's log, as the tasks reach it.
-        executor_of, epoch, records_max, turn: see `run_round`, and there for errors too.
+        executor_of, epoch, records_max, commit_lock: see `run_round`, and there for errors too.
         job: who runs it, for people.
     """
     from lakehead.tiering.round import HeldBack, run_round
@@ -272,7 +272,7 @@ def tier_table(
         executor_of=executor_of,
         epoch=epoch,
         records_max=records_max,
-        turn=turn or contextlib.nullcontext(),
+        commit_lock=commit_lock or contextlib.nullcontext(),
     )
     if handle.desc.changelog is None:
         result = run(lake, handle.desc, source)
@@ -328,14 +328,14 @@ def maintain_table(
     lake: LakeTable,
     *,
     epoch: Epoch,
-    turn: CommitTurn,
+    commit_lock: CommitLock,
     executor_of: Callable[[int], Executor] = here,
     source_of: Callable[[bool], LakeSource | None] = lambda changelog: None,
 ) -> bool:
     """A turn of a table's maintenance: one compaction, and expiry once there is nothing to compact.
 
     Args:
-        executor_of, turn: see `compact`.
+        executor_of, commit_lock: see `compact`.
         source_of: the lake, or what it keeps of the changelog, as the tasks reach it.
 
     Returns:
@@ -350,7 +350,9 @@ def maintain_table(
         changelog = side is not desc
         table = _lake_of(handle, changelog=True) if changelog else lake
         source = source_of(changelog)
-        done = compact(table, side, handle.env, source=source, executor_of=executor_of, epoch=epoch, turn=turn)
+        done = compact(
+            table, side, handle.env, source=source, executor_of=executor_of, epoch=epoch, commit_lock=commit_lock
+        )
         changed |= done.snapshot_id is not None
         more |= done.more
         if not done.more:

@@ -88,7 +88,7 @@ class ConnectionTables(Generic[C]):
         self._names: dict[str, str] = {}
         self._handles: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
-        self._turns: dict[str, Lock] = {}
+        self._commit_locks: dict[str, Lock] = {}
         try:
             reached = self._connected()
         except UnavailableError:
@@ -171,8 +171,8 @@ class ConnectionTables(Generic[C]):
             # Another job may have it: who gets it back begins with a higher epoch.
             self._handles.pop(table_id, None)
             self._epochs.pop(table_id, None)
-        for table_id in self._turns.keys() - self._names.keys() - has:
-            del self._turns[table_id]
+        for table_id in self._commit_locks.keys() - self._names.keys() - has:
+            del self._commit_locks[table_id]
         return Looked(
             tuple(
                 FoundTable(t.table_id, t.name, t.freshness_ms / 1000, t.maintained, t.end, work.folder_id)
@@ -224,7 +224,7 @@ class ConnectionTables(Generic[C]):
                 executor_of=self.executor_of,
                 epoch=epoch,
                 records_max=records_max,
-                turn=self._turn(handle),
+                commit_lock=self._commit_lock(handle),
                 job=job_name(),
             )
 
@@ -240,7 +240,7 @@ class ConnectionTables(Generic[C]):
                 handle,
                 lake,
                 epoch=epoch,
-                turn=self._turn(handle),
+                commit_lock=self._commit_lock(handle),
                 executor_of=self.executor_of,
                 source_of=lambda changelog: self.lake(con, handle, changelog=changelog),
             )
@@ -266,14 +266,25 @@ class ConnectionTables(Generic[C]):
         except TableNotFoundError:
             raise
         except LakeheadError:
-            # A table that is dropped meanwhile lacks a file here, a folder there.
-            if table_id in self._handles:
-                self._handles[table_id].now()
+            self._require_there(table_id)
             raise
 
-    def _turn(self, handle: TableHandle) -> Lock:
+    def _require_there(self, table_id: str) -> None:
+        """Return unless a table is known to be gone: one that is dropped meanwhile lacks a file here, a folder there.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+        """
+        try:
+            self._handle(table_id)
+        except TableNotFoundError:
+            raise
+        except LakeheadError:  # what the turn failed of is told
+            return
+
+    def _commit_lock(self, handle: TableHandle) -> Lock:
         """Of the round and the maintenance of a table one commits at a time."""
-        return self._turns.setdefault(handle.desc.table_id, handle.env.threads.lock())
+        return self._commit_locks.setdefault(handle.desc.table_id, handle.env.threads.lock())
 
     def _opened(self, handle: TableHandle) -> tuple[LakeTable, Epoch]:
         table_id = handle.desc.table_id

@@ -23,8 +23,7 @@ class FolderLock:
         self._path = os.path.join(folder, _LOCK)
         self._fd = fd
         held = os.fstat(fd)
-        self._held = (held.st_dev, held.st_ino)
-        self._watched: list[tuple[str, tuple[int, int] | None]] = []
+        self._held: dict[str, tuple[int, int] | None] = {self._path: (held.st_dev, held.st_ino)}
 
     @classmethod
     def try_acquire(cls, folder: str) -> FolderLock | None:
@@ -46,12 +45,13 @@ class FolderLock:
         return cls(folder, fd)
 
     def require_held(self) -> None:
-        """Return when no other process can have become the owner: the file that is locked still has its name.
+        """Return when no other process can have become the owner: the file that is locked, and those that are
+        watched, still have their names.
 
         Raises:
             FencedError: it was removed or replaced, or the folder was moved, under its owner.
         """
-        lost = self._path if not self._has_name() else next((p for p, at in self._watched if _place(p) != at), None)
+        lost = next((path for path, file in self._held.items() if _file(path) != file), None)
         if lost is not None:
             raise FencedError(
                 f"{lost} was removed, moved or replaced while this process served the folder: another may be its"
@@ -61,10 +61,7 @@ class FolderLock:
 
     def watch(self, path: str) -> None:
         """Have `require_held` look at this file, too, which is there and never replaced by its owner."""
-        self._watched.append((path, _place(path)))
-
-    def _has_name(self) -> bool:
-        return _place(self._path) == self._held
+        self._held[path] = _file(path)
 
     def announce(self, uri: str, folder_id: str) -> None:
         """Leave word where the owner listens."""
@@ -80,7 +77,7 @@ class FolderLock:
         if self._fd < 0:
             return
         try:
-            if self._has_name():  # else the word is another's
+            if _file(self._path) == self._held[self._path]:  # else the word is another's
                 LocalStorage().remove(os.path.join(self._folder, _ENDPOINT))
         finally:
             os.close(self._fd)
@@ -93,7 +90,7 @@ class FolderLock:
             self._fd = -1
 
 
-def _place(path: str) -> tuple[int, int] | None:
+def _file(path: str) -> tuple[int, int] | None:
     """Which file has this name; None: there is none."""
     try:
         found = os.stat(path)

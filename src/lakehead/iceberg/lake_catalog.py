@@ -43,7 +43,6 @@ from lakehead.errors import (
     InvalidPropertyError,
     InvalidRequestError,
     InvalidUriError,
-    LakeheadError,
     LakeStateError,
     MissingDependencyError,
     StorageError,
@@ -73,7 +72,7 @@ _TABLE_PROPERTIES = {
     **{f"write.metadata.metrics.column.{c}": "full" for c in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)},
 }
 _NOT_IN_PATHS = "%?#\t\n\r"
-_FILE_ERRORS = {
+_FILE_REMEDIES = {
     "disk is full": "free some room, and try again",
     "readonly database": "let this user write to it and to its folder, and try again",
     "disk I/O error": "see what the disk has, and try again",
@@ -83,7 +82,9 @@ _FILE_ERRORS = {
     "not a database": "restore it, from a backup of the folder",
     "malformed": "restore it, from a backup of the folder",
 }
+"""By words of SQLite's errors."""
 _REFUSALS = ("password", "authentication", "unauthorized", "invalid_client", "forbidden", "permission denied")
+"""Words of catalogs, and of what stands before them, for someone whom they do not know."""
 _REMOVAL_PAUSES_S = (0.02, 0.1, 0.3, 1.0)
 
 
@@ -442,14 +443,15 @@ def _checked(table: Table, desc: TableDescriptor) -> Table:
 
 @contextmanager
 def catalog_errors(name: str) -> Iterator[None]:
-    """Turn what catalogs and storage raise when they cannot be reached, or lack a file, into one error."""
+    """Turn what catalogs and storage raise when they cannot be reached, or lack a file, into errors that say what to
+    do: `UnavailableError`, which is `StorageError` where it was a disk."""
     try:
         with lake_files(), _no_requests(name):
             yield
     except NotImplementedError as e:
         raise UnavailableError(f"lake catalog {name!r} does not do what it was asked for: {e}", catalog=name) from e
     except (SQLAlchemyError, RESTError, OSError) as e:
-        raise _unreached(name, e) from e
+        raise _unusable(name, e) from e
     except (NoSuchTableError, NoSuchNamespaceError, TableAlreadyExistsError) as e:
         raise UnavailableError(f"others changed lake catalog {name!r} meanwhile, try again: {e}", catalog=name) from e
     except ValidationError as e:
@@ -467,14 +469,14 @@ def _no_requests(name: str) -> Iterator[None]:
     try:
         yield
     except request_errors() as e:
-        raise _unreached(name, e) from e
+        raise _unusable(name, e) from e
 
 
-def _unreached(name: str, e: Exception) -> LakeheadError:
+def _unusable(name: str, e: Exception) -> UnavailableError:
     # SQLAlchemy adds the statement and an address of its documentation, line by line.
     cause = getattr(e, "orig", None) or e
     why = " ".join(str(cause).split())
-    if isinstance(cause, sqlite3.Error) and (remedy := next((r for w, r in _FILE_ERRORS.items() if w in why), None)):
+    if isinstance(cause, sqlite3.Error) and (remedy := next((r for w, r in _FILE_REMEDIES.items() if w in why), None)):
         return StorageError(f"the file of lake catalog {name!r} cannot be used ({why}): {remedy}", catalog=name)
     if not isinstance(e, OSError) and any(word in why.lower() for word in _REFUSALS):
         return UnavailableError(

@@ -236,7 +236,7 @@ def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -
 
 
 _deletes: RecentlyUsed[tuple[str, int], Mapping[str, Offsets]] = RecentlyUsed(
-    64 << 20, lambda found: sum(at.nbytes + 200 for at in found.values())
+    64 << 20, lambda found: 200 + sum(at.nbytes + 200 for at in found.values())
 )
 """By address and size of position-delete files. Each may be for many data files, and each of these have many."""
 

@@ -137,9 +137,7 @@ class Reads:
                 lookup_keys_max=self._limits.lookup_keys_max,
             )
         if sum(request.counts) != keys.num_rows or min(request.counts, default=0) < 0:
-            raise InvalidRequestError(
-                f"a lookup of {keys.num_rows:,} keys says that tablets have {request.counts} of them"
-            )
+            raise InvalidRequestError(f"a lookup of {keys.num_rows:,} keys gives its tablets others")
         return keys
 
     @staticmethod

@@ -60,9 +60,9 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.tiering.round_plan import RoundPlan
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
-CommitTurn: TypeAlias = contextlib.AbstractContextManager[object]
+CommitLock: TypeAlias = contextlib.AbstractContextManager[object]
 """A lock, for who runs rounds and maintenance of one table side by side."""
-NO_TURN: CommitTurn = contextlib.nullcontext()
+NO_LOCK: CommitLock = contextlib.nullcontext()
 PAUSES_S = (0.0, 0.0, 0.1, 0.4, 1.6)
 """Seconds to wait before each attempt."""
 
@@ -99,7 +99,7 @@ class CommitResult:
 
 
 def commit_round(
-    lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock, turn: CommitTurn = NO_TURN
+    lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock, commit_lock: CommitLock = NO_LOCK
 ) -> CommitResult:
     """Commit a resolved plan and the files its tasks wrote; a repeat of a round that landed returns its outcome.
 
@@ -107,8 +107,8 @@ def commit_round(
     `CommitUnknownError` the round's files are removed, if it is certain that nobody needs them.
 
     Args:
-        turn: held from the look at the lake to the commit. Who compacts files of many rounds looks longer than rounds
-            are apart, and would never be in time.
+        commit_lock: held from the look at the lake to the commit. Who compacts files of many rounds looks longer than
+            rounds are apart, and would never be in time.
 
     Raises:
         CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
@@ -116,7 +116,7 @@ def commit_round(
     """
     if plan.changes_nothing:
         return CommitResult(None, 0, 0, 0, plan.offsets, end=plan.end)
-    with turn:
+    with commit_lock:
         return _Commit(lake, plan, files, clock).run()
 
 

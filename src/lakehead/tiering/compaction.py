@@ -26,7 +26,7 @@ from lakehead.lake.census import check_rows
 from lakehead.lake.lake_table import DataWriter, LakeFile, LakeTable
 from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.tiering.commit import NO_TURN, CommitTurn, commit_round
+from lakehead.tiering.commit import NO_LOCK, CommitLock, commit_round
 from lakehead.tiering.compaction_plan import TURN_BYTES, Rewrite, plan_rewrites
 from lakehead.tiering.executor import Executor, here
 from lakehead.tiering.round import TaskResult, discard, written_by
@@ -69,7 +69,7 @@ def compact(
     executor_of: Callable[[int], Executor] = here,
     epoch: Epoch | None = None,
     bytes_max: int = TURN_BYTES,
-    turn: CommitTurn = NO_TURN,
+    commit_lock: CommitLock = NO_LOCK,
 ) -> CompactionResult:
     """Write anew what is worth it, as one lake commit; no commit when nothing is, or when other engines added columns,
     whose values a rewrite would lose. Rows that rounds delete meanwhile are deleted in the new files.
@@ -79,7 +79,7 @@ def compact(
         executor_of: where the tasks of so many rows run.
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
         bytes_max: of files that are read, at most, unless one group is larger.
-        turn: see `commit_round`.
+        commit_lock: see `commit_round`.
 
     Raises:
         CommitConflictError: others changed or expired the files meanwhile, or kept committing; run again.
@@ -90,7 +90,7 @@ def compact(
     """
     version = lake.load()
     try:
-        return _compacted(lake, version, desc, env, source or lake, executor_of, epoch, bytes_max, turn)
+        return _compacted(lake, version, desc, env, source or lake, executor_of, epoch, bytes_max, commit_lock)
     except LakeFileMissingError as e:
         if lake.load() == version:
             raise
@@ -109,7 +109,7 @@ def _compacted(
     executor_of: Callable[[int], Executor],
     epoch: Epoch | None,
     bytes_max: int,
-    turn: CommitTurn,
+    commit_lock: CommitLock,
 ) -> CompactionResult:
     """`compact` of this version."""
     mark = mark_of(version)
@@ -146,7 +146,7 @@ def _compacted(
     )
     written = [f for r in results for f in r.files]
     try:
-        result = commit_round(lake, plan, written, clock=env.clock, turn=turn)
+        result = commit_round(lake, plan, written, clock=env.clock, commit_lock=commit_lock)
     except TieringFencedError as e:
         if epoch is not None:
             raise

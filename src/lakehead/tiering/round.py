@@ -32,7 +32,7 @@ from lakehead.lake.lake_table import DataWriter, LakeTable, WrittenFile
 from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
 from lakehead.log.hot_range import HotRange
 from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
-from lakehead.tiering.commit import NO_TURN, CommitResult, CommitTurn, commit_round
+from lakehead.tiering.commit import NO_LOCK, CommitLock, CommitResult, commit_round
 from lakehead.tiering.executor import Executor, here
 from lakehead.tiering.round_plan import ROWS_PER_TASK, HotSource, RoundPlan, TieringTask, plan_round
 from lakehead.types import (
@@ -98,7 +98,7 @@ def run_round(
     round_id: str | None = None,
     rows_per_task: int = ROWS_PER_TASK,
     records_max: int | None = None,
-    turn: CommitTurn = NO_TURN,
+    commit_lock: CommitLock = NO_LOCK,
 ) -> CommitResult:
     """Tier what the log holds beyond the lake, as one lake commit; no commit when there is nothing.
 
@@ -107,7 +107,7 @@ def run_round(
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
         round_id: unique for ever, the same when a round is repeated; None makes a new one.
         records_max: of the log in one round; None for all there are.
-        turn: see `commit_round`.
+        commit_lock: see `commit_round`.
 
     Raises:
         CommitConflictError: another round or engine changed the lake first; run again.
@@ -144,7 +144,9 @@ def run_round(
         ) from e
     watch.lap("write")
     try:
-        result = commit_round(lake, plan, [f for r in results for f in r.files], clock=env.clock, turn=turn)
+        result = commit_round(
+            lake, plan, [f for r in results for f in r.files], clock=env.clock, commit_lock=commit_lock
+        )
         watch.lap("commit")
         mine = CpuTime.now().since(began)
         elsewhere = sum(r.cpu.seconds for r in results if r.cpu.thread != mine.thread)

@@ -114,7 +114,7 @@ class TieredTables(Protocol):
         """One tiering round of so many log records at most; see `lakehead.tiering.round.run_round`.
 
         Raises:
-            TieringFencedError, FolderCopiedError: a another service tiers the table, or that of another copy.
+            TieringFencedError, FolderCopiedError: another service tiers the table, or that of another copy.
             TableNotFoundError: it is gone.
         """
         ...

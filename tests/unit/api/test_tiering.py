@@ -66,7 +66,7 @@ def test_a_round_and_maintenance_of_a_table_commit_one_at_a_time(
     stage = IcebergLakeTable.stage
 
     def noting(lake: IcebergLakeTable, *given: Any) -> Any:
-        held.append([tables._turns[i].locked() if i in tables._turns else False for i in ids])  # type: ignore[attr-defined]
+        held.append([tables._commit_locks[i].locked() if i in tables._commit_locks else False for i in ids])  # type: ignore[attr-defined]
         return stage(lake, *given)
 
     monkeypatch.setattr(IcebergLakeTable, "stage", noting)
@@ -78,7 +78,7 @@ def test_a_round_and_maintenance_of_a_table_commit_one_at_a_time(
     con.drop_table("t.a")
     tables.look(frozenset(ids), NONE)
     tables.look(NONE, NONE)
-    assert not tables._turns
+    assert not tables._commit_locks
 
 
 def test_a_name_that_means_another_table_by_now(con: lh.Connection) -> None:
