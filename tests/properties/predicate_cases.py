@@ -341,6 +341,13 @@ _POINTS: tuple[Any, ...] = (
     *({"x": x, "n": 7, "s": _LONG} for x in (None, _INF, 40.0)),
 )
 
+_FINER = tuple(
+    f"{second}{fraction}"
+    for second in ("2026-01-01 00:00:00", "1969-12-31 23:59:59")
+    for fraction in (".5", ".4999996", ".0000004", ".9999999")
+)
+"""Texts of times that are finer than a column's unit."""
+
 COLUMNS: tuple[Column, ...] = (
     Column("ok", pa.bool_(), (True, False)),
     Column("i8", pa.int8(), _whole(8), _NUMBERS),
@@ -358,11 +365,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("b", pa.binary(), _BLOBS, (None, b"b")),
     Column("lb", pa.large_binary(), _BLOBS, (None, b"b")),
     Column("fb", pa.binary(3), (b"\0\0\0", b"abc", b"\xff\xff\xff", b"abd"), (None, b"ab", b"abcd")),
-    Column("day", pa.date32(), _DATES, (None, "2026-01-01", *_STAMPS)),
-    Column("ts_s", pa.timestamp("s"), _STAMPS, (None, "2026-01-01", dt.date(2026, 1, 1), *_MICROS)),
-    Column("ts_ms", pa.timestamp("ms"), _STAMPS, (None, "2026-01-01", dt.date(2026, 1, 1), *_MICROS)),
-    Column("ts", pa.timestamp("us"), _MICROS, (None, "2026-01-01 00:00:00.000001", *_DATES)),
-    Column("utc", pa.timestamp("us", "UTC"), _ZONED, (None, "2026-01-01 00:00:00")),
+    Column("day", pa.date32(), _DATES, (None, "2026-01-01", *_FINER, *_STAMPS)),
+    Column("ts_s", pa.timestamp("s"), _STAMPS, (None, "2026-01-01", *_FINER, dt.date(2026, 1, 1), *_MICROS)),
+    Column("ts_ms", pa.timestamp("ms"), _STAMPS, (None, "2026-01-01", *_FINER, dt.date(2026, 1, 1), *_MICROS)),
+    Column("ts", pa.timestamp("us"), _MICROS, (None, "2026-01-01 00:00:00.000001", *_FINER, *_DATES)),
+    Column("utc", pa.timestamp("us", "UTC"), _ZONED, (None, "2026-01-01 00:00:00", *_FINER)),
     Column("berlin", pa.timestamp("us", "Europe/Berlin"), _ZONED, (None, "2026-03-29 01:30:00+01:00")),
     Column("kolkata", pa.timestamp("s", "+05:30"), tuple(z for z in _ZONED if not z.microsecond), (None, *_ZONED)),
     Column("at_s", pa.time32("s"), _TIMES, (None, "10:30:00", dt.time(10, 30, 0, 1), dt.time(23, 59, 59, 999999))),

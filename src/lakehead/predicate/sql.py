@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import reduce
 
@@ -134,8 +134,9 @@ class _Translator:
         if kind in _COMPARISONS:
             return self.compare(_COMPARISONS[kind], self.value(node.this), self.value(node.expression), node, truth)
         if isinstance(node, exp.Between):
-            low, high = self.value(node.args["low"]), self.value(node.args["high"])
-            x = _beside(self.value(node.this), [low, high])
+            bounds = [self.value(node.args["low"]), self.value(node.args["high"])]
+            x = _beside(self.value(node.this), bounds)
+            low, high = _texts_beside(x, bounds)
             above = self.compare(">=", x, low, node, truth)
             return pc.and_kleene(above, self.compare("<=", x, high, node, truth))
         if isinstance(node, exp.In):
@@ -183,6 +184,7 @@ class _Translator:
         if not members:
             raise _refuse(node, "IN needs a list of values")
         x = _beside(self.value(node.this), members)
+        members = _texts_beside(x, members)
         if x.expr is not None and all(m.is_literal for m in members):
             found = lit.in_literals(x.expr, x.type, [m.literal for m in members], truth=truth)
             if found is not None:
@@ -425,6 +427,27 @@ def _beside(x: _Value, others: Sequence[_Value]) -> _Value:
         return x
     common = pa.float64() if pa.float64() in floats else pa.float32()
     return _Value(types.convert(x.expr, x.type, common), common)
+
+
+def _texts_beside(x: _Value, others: Sequence[_Value]) -> list[_Value]:
+    """What a day or time x is compared with, its texts as SQL takes them: as times of the finest type of all."""
+
+    def unit(v: _Value) -> str | None:
+        stamp = "us" if isinstance(v.literal, lit.TimestampLiteral) else None
+        return v.type.unit if v.expr is not None and pa.types.is_timestamp(v.type) else stamp
+
+    units = {u for v in (x, *others) if (u := unit(v)) is not None}
+    plain = x.expr is not None and (pa.types.is_date(x.type) or (pa.types.is_timestamp(x.type) and not x.type.tz))
+    if not plain or not units - {unit(x)}:
+        return list(others)
+    finest = next(u for u in ("us", "ms", "s") if u in units)
+
+    def taken(v: _Value) -> _Value:
+        if not isinstance(v.literal, str):
+            return v
+        return replace(v, literal=lit.rounded(lit.parse_timestamp(v.literal), finest))
+
+    return [taken(v) for v in others]
 
 
 def _like_pattern(pattern: str, escape: str, node: exp.Expr) -> str:

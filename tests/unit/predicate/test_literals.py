@@ -65,3 +65,16 @@ def test_a_column_of_any_unit_and_zone_is_cast(zone: str | None, unit: str, cast
         {"x": pa.array([0, 10**9], pa.timestamp("s")).cast(pa.timestamp(unit)).cast(pa.timestamp(unit, zone))}
     )
     assert parse_predicate(f"x::{cast} < '1999-01-01'", rows.schema).filter(rows).num_rows == 1
+
+
+@pytest.mark.parametrize("t", [pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"), pa.date32()], ids=str)
+@pytest.mark.parametrize("other", ["timestamp '1970-01-02 00:00:00'", "date '1970-01-02'", "fine", "'1970-01-02'"])
+@pytest.mark.parametrize("text", ["1970-01-01 00:00:00.4", "1970-01-01 12:00:00", "1970-01-01 00:00:00.0005"])
+def test_texts_beside_a_finer_type_are_of_that(t: pa.DataType, other: str, text: str) -> None:
+    days = pa.array([0, 1, 2], pa.int32()).cast(pa.date32())
+    rows = pa.table({"n": range(3), "x": days.cast(t), "fine": days.cast(pa.timestamp("us"))})
+    with duckdb.connect() as duck:
+        duck.execute("create table kept as select * from rows")
+        for said in (f"x in ('{text}', {other})", f"x between '{text}' and {other}", f"x not in ({other}, '{text}')"):
+            wanted = [n for (n,) in duck.execute(f"select n from kept where {said} order by n").fetchall()]
+            assert parse_predicate(said, rows.schema).filter(rows)["n"].to_pylist() == wanted, said
