@@ -58,6 +58,12 @@ def test_a_relation_makes_no_tables(con: lh.Connection, name: str) -> None:
     assert con.table("a.t").scan().count() == 2
 
 
+def test_a_relation_of_an_unrestricted_statement_makes_tables_elsewhere(con: lh.Connection, tmp_path: Path) -> None:
+    con.sql(f"attach '{tmp_path}/other.db' as other", unrestricted=True)
+    con.sql("select a from a.t", unrestricted=True).create("other.mine")
+    assert con.sql("select * from other.mine", unrestricted=True).fetchall() == [(1,)]
+
+
 @pytest.mark.parametrize("rows", [[{}], [{}, {}], {}, [{}, {"a": 5}], iter([{}])])
 def test_a_row_of_which_nothing_is_given_is_a_row(con: lh.Connection, rows: Any) -> None:
     table, count = con.table("a.t"), 1 if isinstance(rows, dict) or not isinstance(rows, list) else len(rows)

@@ -14,6 +14,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
+from lakehead.client.table import TableHandle
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.protocol.tiering import ReportTiered
 
@@ -53,6 +54,31 @@ def test_a_round_by_id(con: lh.Connection) -> None:
     con.table("t.a").append([{"id": 1}])
     result = tables.run_round(table_id(con, "t.a"), RECORDS)
     assert (result.rows, list(result.offsets.values())) == (1, [1])
+
+
+@pytest.mark.parametrize("there", ["it is", "it was dropped", "nobody can say"])
+def test_what_a_turn_fails_of_is_told_unless_its_table_is_gone(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    """A table that is dropped meanwhile lacks a file here, a folder there."""
+    tables = ConnectionTables(con)
+    tables.look(NONE, NONE)
+    con.table("t.a").append([{"id": 1}])
+    a = table_id(con, "t.a")
+
+    def failing(*_: object) -> None:
+        if there == "it was dropped":
+            con.drop_table("t.a", purge=True)
+        if there == "nobody can say":
+            patch.setattr(TableHandle, "now", lambda _: (_ for _ in ()).throw(lh.UnavailableError("away")))
+        raise lh.StorageError("no such folder")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergLakeTable, "stage", failing)
+        expected = lh.TableNotFoundError if there == "it was dropped" else lh.StorageError
+        with pytest.raises(expected) as raised:
+            tables.run_round(a, RECORDS)
+    assert type(raised.value) is expected
 
 
 def test_a_round_and_maintenance_of_a_table_commit_one_at_a_time(

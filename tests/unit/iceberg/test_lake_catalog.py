@@ -111,8 +111,24 @@ def test_what_a_drop_leaves_the_next_one_removes(keyed: Any, monkeypatch: pytest
 
 
 class _Full:
+    """A folder in which others write: so often it is not empty once all that was there is gone."""
+
+    def __init__(self, times: int = 1000) -> None:
+        self.times = times
+
     def delete_dir(self, path: str) -> None:
-        raise OSError(errno.ENOTEMPTY, "directory not empty")
+        self.times -= 1
+        if self.times >= 0:
+            raise OSError(errno.ENOTEMPTY, "directory not empty")
+
+
+@pytest.mark.parametrize("times", range(5))
+def test_files_that_a_round_writes_meanwhile_go_too(keyed: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    folder = _Full(times)
+    monkeypatch.setattr(lake_catalog, "_REMOVAL_PAUSES_S", (0.0,) * 4)
+    monkeypatch.setattr(lake_catalog, "locate_file", lambda *a: (folder, "x"))
+    keyed.catalog.drop_table(keyed.desc, purge=True)
+    assert folder.times == -1
 
 
 @pytest.mark.parametrize("purge", [True, False])

@@ -12,6 +12,7 @@ from lakehead.env import Env
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
+    CommitConflictError,
     FencedError,
     LakeheadError,
     MissingDependencyError,
@@ -24,7 +25,7 @@ from lakehead.errors import (
 )
 from lakehead.tiering.commit import CommitResult
 from lakehead.tiering.queue import LOOK_SECONDS, FoundTable, Looked
-from lakehead.tiering.service import RoundReport, TieringService
+from lakehead.tiering.service import CONFLICTS_MIN, RoundReport, TieringService
 from lakehead.types import TabletKey
 
 TABLET = TabletKey("", 0)
@@ -134,6 +135,18 @@ def test_trouble_of_one_table_stays_with_it(clock: MovingClock, caplog: pytest.L
     assert tables.rounds.count("a#0") == 6, "at once, and after 0.5, 1, 2, 4 and 8 seconds"
     assert tables.lakes["b#0"] == 1
     assert "a: round failed, again in 4.0 s: ZeroDivisionError: any" in caplog.text
+
+
+def test_a_round_that_others_are_quicker_than_is_tried_soon_and_no_warning_unless_it_goes_on(
+    clock: MovingClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = PlayedTables(clock, "a")
+    tables.wrong["a#0"] = CommitConflictError("first")
+    with caplog.at_level(logging.INFO, "lakehead.tiering"):
+        service(tables).run(6)
+    told = [r.levelname for r in caplog.records if "again in 0.5 s: first" in r.getMessage()]
+    assert len(told) == tables.rounds.count("a#0") >= 10, "each half a second"
+    assert told == ["INFO"] * CONFLICTS_MIN + ["WARNING"] * (len(told) - CONFLICTS_MIN)
 
 
 def test_what_is_not_installed_ends_it_whichever_table_finds_out(clock: MovingClock) -> None:
