@@ -87,6 +87,56 @@ def test_a_child_that_ends_takes_nothing_from_its_parent_and_says_nothing(tmp_pa
     assert (done.returncode, done.stderr) == (0, "")
 
 
+_CHILD_LETS_GO = """
+import gc, os, sys, threading, lakehead as lh
+
+at, used, how = sys.argv[1:]
+serving = lh.connect(at)
+con = lh.connect(serving.uri)
+table = con.create_table("t", [("k", "int64")], primary_key="k")
+table.upsert([{"k": k} for k in range(9)])
+if used == "sql":
+    assert con.sql("select count(*) from t").fetchone() == (9,)
+if used == "relation":
+    held = con.sql("select * from t a, t b")
+    held.fetchone()
+if used == "alone":  # what is left of a connection
+    held = con.sql("select * from t")
+    con = None
+    gc.collect()
+if used == "stream":
+    held = table.subscribe("earliest")
+    next(held)
+if used == "scan":
+    held = table.scan().to_reader()
+    held.read_next_batch()
+while idle := [t for t in threading.enumerate() if t.name == "lakehead-idle"]:
+    idle[0].join()  # while it runs, its frame keeps in children what it looks after
+child = os.fork()
+if child == 0:
+    if how == "closes":
+        serving.close()
+        if con is not None:
+            con.close()
+    if how == "drops":
+        held = table = con = serving = None
+        gc.collect()
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+table.upsert([{"k": 10}])
+assert table.get({"k": 10}) == {"k": 10}
+"""
+
+
+@pytest.mark.parametrize("how", ["exits", "closes", "drops"])
+@pytest.mark.parametrize("used", ["calls", "sql", "relation", "alone", "stream", "scan"])
+def test_a_child_may_let_go_of_what_it_inherits(tmp_path: Path, used: str, how: str) -> None:
+    """What libraries have threads for: their destructors would wait for them, or end the child by a signal."""
+    command = [sys.executable, "-W", "ignore", "-c", _CHILD_LETS_GO, str(tmp_path), used, how]
+    done = subprocess.run(command, timeout=100, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 _CHILD_CONNECTS = """
 import os, sys, lakehead as lh
 

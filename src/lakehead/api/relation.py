@@ -16,6 +16,7 @@ import pyarrow as pa
 from lakehead.api.display import THIS_PROCESS
 from lakehead.api.pushdown import MEANT_OTHERWISE
 from lakehead.api.sandbox import OTHERWISE
+from lakehead.env.forks import keep_in_children
 from lakehead.env.interrupts import stoppable
 from lakehead.errors import InvalidRequestError, LakeheadError, MissingDependencyError, SqlError
 
@@ -65,6 +66,7 @@ class Reading:
         self._less = False  # runs without push-down
         self._turn = threading.RLock()  # of DuckDB's own two calls would wait for each other, or end the process
         self._runs = self._stopped = False
+        keep_in_children(self)
 
     def keep(self, rows: object) -> None:
         """Keep what a view reads, which DuckDB knows by its address alone."""

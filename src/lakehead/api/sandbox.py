@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 
 from lakehead.api.statement import Statement
+from lakehead.env.forks import keep_in_children
 from lakehead.env.place import require_working_folder
 from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.env.storage import require_files
@@ -74,6 +75,7 @@ def make_duckdb(spill: ScratchFolder, *, unrestricted: bool) -> duckdb.DuckDBPyC
     require_files(_FILES, "DuckDB")
     require_working_folder("DuckDB")  # it would end the process
     made = duckdb.connect(":memory:", config=config if unrestricted else {**config, **_CLOSED})
+    keep_in_children(made)  # its destructor waits for its threads
     made.execute("set global TimeZone = 'UTC'")
     if not unrestricted:
         made.execute(f"set allowed_configs = {_SETTINGS_LEFT}; set lock_configuration = true")

@@ -22,7 +22,7 @@ import pyarrow.flight as fl
 
 from lakehead.client.plain_socket import Chunk, SocketExchange, SocketReader
 from lakehead.env.address import SocketAddress
-from lakehead.env.forks import has_threads
+from lakehead.env.forks import has_threads, keep_in_children
 from lakehead.env.tls import Tls
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import encode
@@ -97,6 +97,7 @@ class Channel:
             options |= {"cert_chain": tls.chain, "private_key": tls.key}
         self.token = token
         has_threads()
+        keep_in_children(self)
         self.client = fl.connect(location, generic_options=_RECONNECT, **options)
         headers = [(PROCESS_HEADER.encode(), self.process.encode("ascii", "replace"))]
         headers += [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
@@ -228,6 +229,7 @@ class Wait:
         self.cancelled = False
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        keep_in_children(self)
         channel.add(self)
 
     def _start(self, run: Callable[[], None], name: str) -> None:

@@ -1,9 +1,10 @@
 """What a process that is forked leaves to its child: nothing inherited is destroyed there, and nothing new begun by
 libraries whose threads it lacks.
 
-The destructors of Flight servers, clients and streams wait for threads that a child does not have, and the child would
-wait for ever; most children run another program at once and never need them. So the child keeps what is given to
-`keep`, and its garbage collector passes over all that was there before the fork.
+The destructors of Flight servers, clients and streams, and of DuckDB, wait for threads that a child does not have, and
+the child would wait for ever, or end by a signal; most children run another program at once and never need them. So
+whoever makes one gives it to `keep_in_children`, or to `keep` after the fork; and the child's garbage collector passes
+over all that was there before.
 """
 
 from __future__ import annotations
