@@ -113,7 +113,7 @@ _PARSED = Phase("statement parsed and checked", "DuckDB", ("api.statement:read_s
 _CATALOG = Phase(
     "catalog of the statement made",
     "DuckDB",
-    ("api.sql:SqlEngine.cursor", "api.sql:SqlEngine.catalog", "api.sql:_make_views"),
+    ("api.sql_engine:SqlEngine.cursor", "api.sql_engine:SqlEngine.catalog", "api.sql:_make_views"),
 )
 _TABLES = Phase("tables opened and pinned", "caller", ("api.connection:Connection._tables_called", "api.sql:_contents"))
 _BOUND = Phase("planned by DuckDB", "DuckDB", ("api.sql:_relation",))

@@ -12,7 +12,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.api import copied_tables
-from lakehead.api.sql import SqlEngine
+from lakehead.api.sql_engine import SqlEngine
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("p", pa.string(), False), ("v", pa.string())])
 

@@ -239,7 +239,7 @@ def test_heavy_modules_load_when_first_needed(module: str) -> None:
 
 DOORS = {
     "lakehead.api.backup": "lakehead.iceberg.inventory",
-    "lakehead.api.connection": "lakehead.api.sql lakehead.api.tiering lakehead.client.flight",
+    "lakehead.api.connection": "lakehead.api.sql lakehead.api.sql_engine lakehead.api.tiering lakehead.client.flight",
     "lakehead.api.embedded": "lakehead.server.host",
     "lakehead.api.folder": "lakehead.client.flight",
     "lakehead.api.lake": "lakehead.iceberg.iceberg_table lakehead.iceberg.orphans lakehead.tiering.compaction"

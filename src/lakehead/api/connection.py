@@ -53,7 +53,7 @@ from lakehead.types import Schemas, TableDescriptor, TablePath
 if TYPE_CHECKING:
     import duckdb
 
-    from lakehead.api.sql import SqlEngine
+    from lakehead.api.sql_engine import SqlEngine
     from lakehead.api.tiering import BackgroundTiering
     from lakehead.tiering.service import RoundReport
 
@@ -452,7 +452,8 @@ class Connection(Handle, Granting):
             InvalidRequestError: a frame has no rows, or the name of a table or of another frame.
         """
         with storage_errors("lakehead.api.sql", "load"):
-            from lakehead.api.sql import SqlEngine, run_sql
+            from lakehead.api.sql import run_sql
+            from lakehead.api.sql_engine import SqlEngine
 
         with self._lock:
             if unrestricted not in self._sql:
@@ -477,7 +478,7 @@ class Connection(Handle, Granting):
             self._door.close()
             self._leases.close()
         for engine in list(self._sql.values()):  # others may still ask
-            engine.copies.clear()
+            engine.close()
         if self._folder is None:
             self._server.close()
             return

@@ -18,7 +18,7 @@ from lakehead.api.pushdown import MEANT_OTHERWISE
 from lakehead.api.sandbox import OTHERWISE
 from lakehead.env.forks import keep_in_children
 from lakehead.env.interrupts import stoppable
-from lakehead.errors import InvalidRequestError, LakeheadError, MissingDependencyError, SqlError
+from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, MissingDependencyError, SqlError
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ _HERE = ("show",)
 """What writes to the caller's output, which notebooks tell apart by thread; DuckDB itself looks for interrupts then."""
 
 INTERRUPTED = "Query interrupted"
+_ENDED = re.compile(rf"^INTERRUPT Error|{INTERRUPTED}")
 """DuckDB's words for Ctrl-C."""
 
 _MET_BY_ROWS = re.compile(r"(?:\A|Python exception: .*^)KeyboardInterrupt", re.DOTALL | re.MULTILINE)
@@ -65,7 +66,7 @@ class Reading:
         self._failures: list[LakeheadError] = []
         self._less = False  # runs without push-down
         self._turn = threading.RLock()  # of DuckDB's own two calls would wait for each other, or end the process
-        self._runs = self._stopped = False
+        self._runs = self._stopped = self._closed = False
         keep_in_children(self)
 
     def keep(self, rows: object) -> None:
@@ -102,6 +103,7 @@ class Reading:
             LakeheadError: what a read of a table raised; else, for DuckDB's own errors:
             SqlError: in DuckDB's words.
             MissingDependencyError: rows were wanted in the form of a package that is not installed.
+            ClosedError: the connection was closed meanwhile.
             KeyboardInterrupt: the call was ended by it; or DuckDB met one, and calls it an error of its own.
         """
         with self._turn:
@@ -118,12 +120,14 @@ class Reading:
         except (duckdb.Error, pa.ArrowException) as e:
             if self._failures:
                 raise self._failures.pop() from e
+            self._require_open(e)
             require_uninterrupted(e)
             closed = isinstance(e, duckdb.PermissionException) and "by configuration" in str(e)
             raise SqlError(f"con.sql() reads tables and frames: {OTHERWISE}. {e}" if closed else str(e)) from e
         except ModuleNotFoundError as e:  # as of pl()
             raise MissingDependencyError(f"{e.name} is not installed: pip install {e.name}") from e
         except RuntimeError as e:
+            self._require_open(e)
             require_uninterrupted(e)
             raise
 
@@ -134,6 +138,17 @@ class Reading:
         if runs:
             self._interrupt()
         return runs
+
+    def close(self) -> None:
+        """End a call of `run` that another thread has begun, which raises `ClosedError`. Waits for nothing."""
+        self._closed = True
+        if self._runs:
+            self._interrupt()
+
+    def _require_open(self, e: Exception) -> None:
+        """Raise what it means that a call was ended by `close`."""
+        if self._closed and _ENDED.search(str(e)):
+            raise ClosedError("the connection was closed while this ran: connect again") from e
 
     def _unless_stopped(self, call: Callable[[], T], again: Callable[[], T] | None) -> T:
         self._runs = True

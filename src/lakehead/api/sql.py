@@ -12,9 +12,6 @@ import dataclasses
 import difflib
 import functools
 import itertools
-import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,21 +24,21 @@ import pyarrow.dataset as ds
 
 from lakehead.api.alter_statement import EmptyCopy
 from lakehead.api.copied_table import CopiedRows
-from lakehead.api.copied_tables import CopiedTables, SeenTable
+from lakehead.api.copied_tables import SeenTable
 from lakehead.api.dataset import FRAMES, SHOWN, CountedDataset, FrameDataset, PushdownDataset
 from lakehead.api.input import in_partitions
 from lakehead.api.point_query import PointQuery
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb, require_uninterrupted
 from lakehead.api.row_literals import VALUES_MAX, are_texts, rows_as_query
-from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
+from lakehead.api.sandbox import require_data
+from lakehead.api.sql_engine import SqlEngine
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of, pinned_together
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.client.table import TableHandle
 from lakehead.env.interrupts import shielded, stoppable
-from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.errors import (
     InvalidRequestError,
     SchemaChangedError,
@@ -77,46 +74,6 @@ class Tables(Protocol):
     def table(self, name: str) -> Table: ...
 
     def rename_table(self, old: str, new: str) -> object: ...
-
-
-class SqlEngine:
-    """The DuckDB of one connection's statements, those that are unrestricted or all others. Thread-safe.
-
-    Attributes:
-        unrestricted: its statements may do all that DuckDB can.
-        copies: of tables, in it.
-    """
-
-    def __init__(self, *, unrestricted: bool) -> None:
-        self.unrestricted = unrestricted
-        self._spill = ScratchFolder("lakehead-sql-")
-        self._root = make_duckdb(self._spill, unrestricted=unrestricted)
-        self._lock = threading.Lock()
-        self._made = 0
-        self.copies = CopiedTables(self.catalog)
-        # Filled by the garbage collector, which may come at any instruction and so takes no lock.
-        self._left: deque[str] = deque()
-
-    def cursor(self) -> duckdb.DuckDBPyConnection:
-        """Something to run one statement on."""
-        with self._lock:
-            while self._left:
-                self._root.execute(f"detach database if exists {self._left[0]}")
-                self._left.popleft()
-            return self._root.cursor()
-
-    def alone(self) -> duckdb.DuckDBPyConnection:
-        """The same in a DuckDB that has nothing else, about 13 ms."""
-        return make_duckdb(self._spill, unrestricted=self.unrestricted)
-
-    def catalog(self, cursor: duckdb.DuckDBPyConnection, owner: object) -> str:
-        """The name of an empty catalog that lasts as long as the owner, about 1 ms."""
-        with self._lock:
-            self._made += 1
-            name = catalog_name(self._made)
-        weakref.finalize(owner, self._left.append, name).atexit = False  # first: an interrupt leaves none behind
-        cursor.execute(f"attach ':memory:' as {name}")
-        return name
 
 
 @dataclass(frozen=True)
@@ -181,7 +138,7 @@ def _run(
     if not engine.unrestricted:
         require_data(cursor, statement)
     opened: dict[str, Table] = {}
-    by_index = Reading(cursor, engine)
+    by_index = engine.reading(cursor)
 
     def begun() -> tuple[list[str], set[_View], duckdb.DuckDBPyRelation | None]:
         """The tables that there are, those that are named, and the answer where a key index has it: all in one thread,
@@ -201,7 +158,7 @@ def _run(
         cursor, catalog = engine.alone(), "memory"
     else:
         catalog = engine.catalog(cursor, cursor)
-    reading = Reading(cursor, engine)
+    reading = engine.reading(cursor)
     if statement.shows is not None:
         return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
     if statement.alters:
