@@ -13,9 +13,10 @@ import pyarrow as pa
 from lakehead.api.display import Displayed, Handle
 from lakehead.client.table import TableHandle
 from lakehead.config import parse_duration_ms
-from lakehead.errors import CommitConflictError, LakeheadError
+from lakehead.errors import CommitConflictError, LakeheadError, LakeStateError
 from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
+from lakehead.lake.marks import COLLECTED
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.protocol.messages import LakeReply, LakeUse
 from lakehead.protocol.tiering import RoundInfo
@@ -356,8 +357,12 @@ def maintain_table(
         changed |= done.snapshot_id is not None
         more |= done.more
         if not done.more:
-            expired = expire(table, USUAL, clock=handle.env.clock, in_use=lambda: _in_use(handle))
-            changed |= expired.snapshots > 0
+            try:
+                expired = expire(table, USUAL, clock=handle.env.clock, in_use=lambda: _in_use(handle))
+                changed |= expired.snapshots > 0
+            except LakeStateError as e:
+                if e.context.get("name") != COLLECTED:  # then nothing is to go
+                    raise
     if changed:
         _report(handle)
     return more

@@ -85,7 +85,35 @@ def cast_to(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _cast(column: pa.Array, t: pa.DataType) -> pa.Array:
-    return column if column.type == t else column.cast(t)
+    """The values in another type, which a lake may have widened.
+
+    Raises:
+        pa.ArrowInvalid: one does not fit.
+    """
+    if column.type == t:
+        return column
+    cast = column.cast(t)
+    _require_finite(column, cast)
+    return cast
+
+
+def _require_finite(before: pa.Array, after: pa.Array) -> None:
+    """Refuse what only became infinite, which Arrow does not, as it does integers."""
+    if pa.types.is_floating(after.type):
+        if pa.types.is_floating(before.type) and after.type.bit_width < before.type.bit_width:
+            grown = pc.and_kleene(pc.is_inf(after), pc.is_finite(before))
+            if pc.any(grown).as_py():
+                raise pa.ArrowInvalid(f"Float value {pc.filter(before, grown)[0]} not in range of {after.type}")
+    elif pa.types.is_nested(after.type) and before.type != after.type:
+        for inner in zip(_parts(before), _parts(after), strict=True):
+            _require_finite(*inner)
+
+
+def _parts(array: pa.Array) -> list[pa.Array]:
+    if pa.types.is_map(array.type):
+        return [array.keys, array.items]
+    found: list[pa.Array] = array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]
+    return found
 
 
 def may_match_as(body: FrameBody, schemas: Schemas, bounds: Iterable[Bound]) -> bool:

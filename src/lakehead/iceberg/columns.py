@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 _Key: TypeAlias = tuple[str, str, "str | None"]
-_lacking: RecentlyUsed[tuple[str, _Key], frozenset[str] | None] = RecentlyUsed(1 << 16)
-"""`FileColumns.lacking` of files, by path and what the columns are by."""
+_File: TypeAlias = tuple[str, int, int]
+"""A file's address, its bytes and its rows: a name may be used again, for another file."""
+_lacking: RecentlyUsed[tuple[_File, _Key], frozenset[str] | None] = RecentlyUsed(1 << 16)
+"""`FileColumns.lacking` of files, by what the columns are by."""
 
 
 def with_defaults(lake: pa.Schema, desc: TableDescriptor) -> pa.Schema:
@@ -102,14 +104,19 @@ class FileColumns:
     def _lake(self) -> pa.Schema:
         return self._made()
 
+    def field(self, name: str) -> pa.Field:
+        """A column as the lake has it."""
+        return self._lake.field(name)
+
     def lacking(self, physical: pa.Schema) -> frozenset[str] | None:
-        """Of a file in which all columns are called as in the table, inside structs too, those with a default that it
-        lacks; None of another file."""
+        """Of a file in which all columns are called as in the table, inside structs too, and of their kinds, those with
+        a default that it lacks; None of another file."""
         if self._mapping is not None and not has_ids(physical):
             return None
-        if has_ids(physical) and not _same(physical, self._lake):
+        written = self.written(physical)
+        if not _same(written, self._lake):
             return None
-        there = {field_id(f) for f in self.written(physical)}
+        there = {field_id(f) for f in written}
         return frozenset(f.name for f in self._lake if default_of(f) is not None and field_id(f) not in there)
 
     def written(self, physical: pa.Schema) -> list[pa.Field]:
@@ -164,9 +171,33 @@ def _same(physical: Iterable[pa.Field], lake: Iterable[pa.Field]) -> bool:
         if found is None:
             if f.name in names:
                 return False
-        elif found.name != f.name or not same_inside(found.type, f.type) or _narrower_inside(found.type, f.type):
+        elif (
+            found.name != f.name
+            or not _same_kind(found.type, f.type)
+            or not same_inside(found.type, f.type)
+            or _narrower_inside(found.type, f.type)
+        ):
             return False
     return True
+
+
+_KINDS = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_timestamp,
+    pa.types.is_time,
+    lambda t: pa.types.is_string(t) or pa.types.is_large_string(t),
+    lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t),
+    lambda t: pa.types.is_list(t) or pa.types.is_large_list(t),
+    pa.types.is_struct,
+    pa.types.is_map,
+)
+
+
+def _same_kind(written: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether Parquet readers take conditions on the one for conditions on the other."""
+    return written == wanted or any(is_one(written) and is_one(wanted) for is_one in _KINDS)
 
 
 def _narrower_inside(written: pa.DataType, wanted: pa.DataType) -> bool:
@@ -184,16 +215,18 @@ def plain_files(
         LakeFileMissingError: a file is gone.
     """
     now = columns.key
-    known = {path: lacking for (path, _), lacking in _lacking.known((f.path, now) for f in files).items()}
-    if unknown := [f for f in files if f.path not in known]:
+    known = {file: lacking for (file, _), lacking in _lacking.known((_file(f), now) for f in files).items()}
+    if unknown := [f for f in files if _file(f) not in known]:
         with WorkerPool(LOOKS_AT_ONCE) as pool:
-            found = dict(
-                zip((f.path for f in unknown), pool.map(partial(_lacking_in, io, columns), unknown), strict=True)
-            )
+            found = dict(zip(map(_file, unknown), pool.map(partial(_lacking_in, io, columns), unknown), strict=True))
         known |= found
-        _lacking.note_all({(path, now): lacking for path, lacking in found.items()})
-    plain = {path for path, lacking in known.items() if lacking is not None and lacking.isdisjoint(names)}
+        _lacking.note_all({(file, now): lacking for file, lacking in found.items()})
+    plain = {file[0] for file, lacking in known.items() if lacking is not None and lacking.isdisjoint(names)}
     return [f for f in files if f.path in plain], [f for f in files if f.path not in plain]
+
+
+def _file(f: LakeFile) -> _File:
+    return f.path, f.size, f.record_count
 
 
 def _lacking_in(io: FileIO, columns: FileColumns, file: LakeFile) -> frozenset[str] | None:

@@ -425,7 +425,11 @@ class _DataFile:
         statistics = _statistics(metadata, self._tools)
         # Parquet's footer does not tell of NaN, which no bounds enclose.
         find = self._tools.schema.find_field
-        statistics["nan_value_counts"] = {find(name).field_id: count for name, count in self._nans.items()}
+        nans = {find(name).field_id: count for name, count in self._nans.items()}
+        statistics["nan_value_counts"] = nans
+        # To engines that take NaN for greater than all numbers a bound would say that the file has nothing beyond.
+        for bounds in ("lower_bounds", "upper_bounds"):
+            statistics[bounds] = {i: bound for i, bound in statistics[bounds].items() if not nans.get(i)}
         return IcebergFile(self._path, size, metadata.num_rows, self._tools.spec.spec_id, partition, statistics)
 
     def abandon(self) -> None:

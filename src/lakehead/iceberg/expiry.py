@@ -16,6 +16,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
 from lakehead.errors import CommitConflictError, UnavailableError
 from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.orphans import Reached, metadata_in_use
+from lakehead.iceberg.own_place import may_be_removed, require_collectable, require_own_place
 from lakehead.iceberg.staging import StagingTransaction
 from lakehead.lake.lake_table import Expired
 from lakehead.protocol.messages import LakeUse
@@ -28,10 +29,16 @@ def expire_snapshots(
     load_table: Callable[[], Table],
 ) -> Expired:
     """See `lakehead.lake.lake_table.LakeTable.expire`. Heads of branches and tags stay, and what somebody reads: files
-    that stay for him when their snapshot has left the list would be nobody's afterwards."""
+    that stay for him when their snapshot has left the list would be nobody's afterwards.
+
+    Raises:
+        LakeStateError: others may need the files, or have had them written out of the data folder.
+    """
     stay = {ref.snapshot_id for ref in table.metadata.refs.values()}
     for use in in_use():
         stay |= _used(table, use)
+    require_collectable(table)
+    require_own_place(table)
     going = [s for s in table.metadata.snapshots if s.snapshot_id in set(snapshot_ids) - stay]
     if not going:
         return Expired(0, 0)
@@ -41,7 +48,7 @@ def expire_snapshots(
     left = reached.add_current(load_table)
     for use in in_use():
         reached.add_use(use, left.metadata)
-    gone = [path for path in named if path.rpartition("/")[2] not in reached.names]
+    gone = [p for p in named if p.rpartition("/")[2] not in reached.names and may_be_removed(table, p)]
     discard_files(table.io, gone)
     return Expired(len(going), len(gone))
 

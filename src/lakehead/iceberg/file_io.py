@@ -193,6 +193,13 @@ def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:
     return arrow_io.fs_by_scheme(scheme, netloc), path
 
 
+def path_of(io: FileIO, location: str) -> str:
+    """The path of `locate_file`, also in storages that are not known here."""
+    arrow_io = io if isinstance(io, PyArrowFileIO) else PyArrowFileIO(io.properties)
+    path: str = arrow_io.parse_location(location, arrow_io.properties)[2]
+    return path
+
+
 def file_stamps(io: FileIO, locations: Iterable[str]) -> dict[str, FileStamp] | None:
     """The bytes of each file and when it was written, asked for at once; None: one is gone, or its storage does not
     say."""

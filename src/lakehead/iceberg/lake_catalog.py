@@ -33,7 +33,7 @@ from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.table import StaticTable
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
-from sqlalchemy import URL, make_url
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from lakehead.config import LakeConfig
@@ -42,7 +42,6 @@ from lakehead.env.storage import LocalStorage, make_private, storage_errors
 from lakehead.errors import (
     InvalidPropertyError,
     InvalidRequestError,
-    InvalidUriError,
     LakeStateError,
     MissingDependencyError,
     StorageError,
@@ -52,6 +51,7 @@ from lakehead.format.schema import lake_schema
 from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file, storage_properties
 from lakehead.iceberg.known_metadata import load_table, read_metadata
 from lakehead.iceberg.open_catalog import is_error_of_rest, is_rest, open_catalog, request_errors
+from lakehead.iceberg.own_place import NOT_IN_ADDRESSES, catalog_beside, lake_beside, require_collectable
 from lakehead.iceberg.tablets import partition_spec
 from lakehead.iceberg.told_properties import require_storage
 from lakehead.lake.marks import OWNER, TABLE_ID
@@ -71,7 +71,6 @@ _TABLE_PROPERTIES = {
     # Column statistics are kept for the first 100 columns only, and ours are the last.
     **{f"write.metadata.metrics.column.{c}": "full" for c in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)},
 }
-_NOT_IN_PATHS = "%?#\t\n\r"
 _FILE_REMEDIES = {
     "disk is full": "free some room, and try again",
     "readonly database": "let this user write to it and to its folder, and try again",
@@ -81,6 +80,7 @@ _FILE_REMEDIES = {
     " process to open one file more (ulimit -n)",
     "not a database": "restore it, from a backup of the folder",
     "malformed": "restore it, from a backup of the folder",
+    "no such table": "someone has removed or emptied it: restore it, from a backup of the folder",
 }
 """By words of SQLite's errors."""
 _REFUSALS = ("password", "authentication", "unauthorized", "invalid_client", "forbidden", "permission denied")
@@ -99,7 +99,7 @@ class LakeCatalog:
     def __init__(self, config: LakeConfig, data_dir: str, *, told: bool = False) -> None:
         self.name = config.name
         self._told = told
-        self.properties: dict[str, str] = dict(config.catalog) or _local_catalog(os.path.abspath(data_dir))
+        self.properties: dict[str, str] = dict(config.catalog) or catalog_beside(os.path.abspath(data_dir))
         self.properties.setdefault(PY_IO_IMPL, SYNCED_FILE_IO)
 
     @classmethod
@@ -187,9 +187,19 @@ class LakeCatalog:
         give = "give it 'warehouse': 'file:///folder' or 's3://bucket/folder'"
         if not warehouse:
             raise InvalidPropertyError(f"lake catalog {self.name!r} is not told where files go: {give}")
+        if bad := next((c for c in warehouse if c in NOT_IN_ADDRESSES), None):
+            raise InvalidPropertyError(
+                f"lake catalog {self.name!r} has {bad!r} in its warehouse {warehouse!r}, which addresses of lake files"
+                " cannot hold: choose another folder; spaces and other letters stand as they are"
+            )
+        if "://" not in warehouse and not os.path.isabs(warehouse.removeprefix("file:")):
+            raise InvalidPropertyError(
+                f"lake catalog {self.name!r} has the warehouse {warehouse!r}, which leads elsewhere from each folder"
+                f" that a process works in: {give}"
+            )
         try:
-            locate_file(load_file_io(dict(self.properties), warehouse), warehouse)
-        except ValueError as e:
+            _located(self.properties, warehouse)
+        except (ValueError, TypeError, ImportError) as e:
             raise InvalidPropertyError(f"lake catalog {self.name!r} has no such storage ({e}): {give}") from e
 
     def drop_table(self, desc: TableDescriptor, *, purge: bool) -> None:
@@ -205,12 +215,15 @@ class LakeCatalog:
             if table is None:
                 location = self._location(desc)
                 if purge and location is not None and not is_rest(self.iceberg):
+                    self._require_warehouse()
                     _remove_folder(load_file_io(dict(self.properties), location), location)
                 return
+            if purge:
+                require_collectable(table)
             identifier = table.name()
             own, served = table.location() == self._location(desc), is_rest(self.iceberg)
             try:
-                if purge and (served or not own):
+                if purge and (served or (not own and lake_beside(self.properties) is None)):
                     self.iceberg.purge_table(identifier)
                 else:
                     self.iceberg.drop_table(identifier)
@@ -327,6 +340,8 @@ def _remove_folder(io: FileIO, location: str) -> None:
     """Remove all files there. A round that is under way may write others meanwhile, and learns at its commit that the
     table is gone."""
     fs, folder = locate_file(io, location)
+    if not location.rstrip("/").endswith(folder.rstrip("/").lstrip("/")):  # what is cut off would be others' folder
+        raise StorageError(f"{location} leads to {folder}, which is another folder: remove the table's files by hand")
     for pause in _REMOVAL_PAUSES_S:
         try:
             fs.delete_dir(folder)
@@ -336,6 +351,11 @@ def _remove_folder(io: FileIO, location: str) -> None:
         except OSError:
             SystemClock().sleep(pause)
     fs.delete_dir(folder)
+
+
+def _located(properties: Mapping[str, str], location: str) -> None:
+    """Find the storage of an address; raises what PyIceberg and Arrow do where there is none."""
+    locate_file(load_file_io(dict(properties), location), location)
 
 
 def lake_names(desc: TableDescriptor) -> list[tuple[str, ...]]:
@@ -414,17 +434,6 @@ def open_metadata_by(io: FileIO, metadata_location: str, name: str = "") -> Tabl
         metadata = read_metadata(io, metadata_location)
         place = tuple((name or metadata_location).split("."))
         return StaticTable(place, metadata, metadata_location, io, NoopCatalog("static-table"))
-
-
-def _local_catalog(data_dir: str) -> dict[str, str]:
-    if bad := [c for c in _NOT_IN_PATHS if c in data_dir]:
-        raise InvalidUriError(
-            f"the data folder {data_dir!r} has {bad[0]!r} in its path, which lake file addresses cannot hold: move it",
-            path=data_dir,
-        )
-    folder = os.path.join(data_dir, "lake")
-    uri = URL.create("sqlite", database=os.path.join(folder, "catalog.db")).render_as_string(hide_password=False)
-    return {"type": "sql", "uri": uri, "warehouse": f"file://{folder}"}
 
 
 def _checked(table: Table, desc: TableDescriptor) -> Table:

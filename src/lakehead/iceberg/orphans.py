@@ -33,6 +33,7 @@ from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.known_metadata import read_metadata
 from lakehead.iceberg.manifests import manifests_of
+from lakehead.iceberg.own_place import require_collectable, require_own_folder
 from lakehead.iceberg.rowdelta import RowDelta
 from lakehead.iceberg.staging import StagingTransaction
 from lakehead.lake.marks import CLEANUP
@@ -85,14 +86,16 @@ def remove_orphans(
         What was removed, by path.
 
     Raises:
-        LakeStateError: the table lacks a file that it names, or a table that cannot be read shares its folder; nothing
-            was removed.
+        LakeStateError: the table lacks a file that it names, a table that cannot be read shares its folder, or others
+            may need what lies there; nothing was removed.
         UnavailableError: what a running read needs cannot be known, or the catalog does not answer; nothing was
             removed. Try again later.
         CommitConflictError: others keep changing the table; nothing was removed.
         StorageError: the storage refused; some may be removed.
     """
     table = load_table()
+    require_collectable(table)
+    require_own_folder(table)
     fs, folder = locate_file(table.io, table.location())
     oldest = dt.datetime.fromtimestamp((clock.now_us() // 1000 - older_than_ms) / 1000, dt.UTC)
     # Files first: what is committed after this look is reachable in the next.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.expressions import BooleanExpression
+from pyiceberg.manifest import FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import DoubleType, FloatType
 
@@ -106,7 +107,7 @@ def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequenc
         bounds: conditions that every wanted row meets; they only skip files, rows must be filtered still.
 
     Raises:
-        LakeStateError: the snapshot has equality deletes, which tiering never writes.
+        LakeStateError: the snapshot has equality deletes, or files that are not Parquet, which tiering never writes.
         LakeFileMissingError: a manifest is gone.
     """
     schema, spec, specs = table.schema(), table.spec(), table.specs()
@@ -126,6 +127,14 @@ def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequenc
     files = []
     for task in tasks:
         f = task.file
+        for part in (f, *task.delete_files):
+            if part.file_format is not FileFormat.PARQUET:
+                raise LakeStateError(
+                    f"lake table {'.'.join(table.name())} has a file in {part.file_format.name}, {part.file_path},"
+                    " which another engine wrote, and Parquet is read here: have that engine write Parquet"
+                    " (write.format.default, write.delete.format.default), and rewrite its files",
+                    path=part.file_path,
+                )
         files.append(
             LakeFile(
                 f.file_path,

@@ -22,7 +22,16 @@ from pyarrow.fs import FileType
 from lakehead.env.recently_used import RecentlyUsed
 from lakehead.env.threads import WorkerPool
 from lakehead.iceberg.columns import column_name
-from lakehead.iceberg.file_io import FILES_AT_ONCE, damaged_file, lake_files, locate_file, open_parquet
+from lakehead.iceberg.file_io import (
+    FILES_AT_ONCE,
+    FileStamp,
+    damaged_file,
+    file_stamps,
+    lake_files,
+    locate_file,
+    open_parquet,
+    path_of,
+)
 from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN
@@ -31,8 +40,8 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
 
-_statistics: RecentlyUsed[str, tuple[tuple[int, int] | None, int]] = RecentlyUsed(4096)
-"""Offsets of files whose manifests do not tell."""
+_statistics: RecentlyUsed[tuple[str, FileStamp], tuple[tuple[int, int] | None, int]] = RecentlyUsed(4096)
+"""Offsets of files whose manifests do not tell. A name may be used again, for another file."""
 
 
 def offset_bounds(file: DataFile, field_id: int) -> tuple[int, int] | None:
@@ -47,10 +56,12 @@ def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[L
     """The files with bounds of their offsets, which engines may leave out of manifests."""
 
     def known(file: LakeFile) -> LakeFile:
-        found = _statistics.get(file.path)
+        stamp = None if stamps is None else stamps[file.path]
+        found = None if stamp is None else _statistics.get((file.path, stamp))
         if found is None:
             found = offset_statistics(io, file.path, field_id)
-            _statistics.note(file.path, found)
+            if stamp is not None:
+                _statistics.note((file.path, stamp), found)
         return replace(file, offsets=found[0], null_offsets=found[1])
 
     all_files = list(files)
@@ -59,6 +70,8 @@ def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[L
     ]
     if not untold:
         return all_files
+    with lake_files():
+        stamps = file_stamps(io, [f.path for f in untold])
     with WorkerPool(FILES_AT_ONCE) as pool:
         told = dict(zip((f.path for f in untold), pool.map(known, untold), strict=True))
     return [told.get(f.path, f) for f in all_files]
@@ -163,12 +176,12 @@ def find_positions(io: FileIO, path: str, wanted: Offsets, field_id: int) -> Off
     return np.concatenate([NO_OFFSETS, *(group.positions_of(wanted) for group in groups)])
 
 
-_Key = tuple[str, int, int]
-"""A file's address, its size, and the id of the field that is the offset's."""
+_Key = tuple[str, int]
+"""A file's address, and the id of the field that is the offset's."""
 _Bounds = tuple[int, int] | None
-_bounds: RecentlyUsed[_Key, Sequence[tuple[int, _Bounds]]] = RecentlyUsed(4096)
+_bounds: RecentlyUsed[_Key, tuple[FileStamp, Sequence[tuple[int, _Bounds]]]] = RecentlyUsed(4096)
 """Of each row group, how many rows it has, and its least and greatest offset as far as the footer says."""
-_groups: RecentlyUsed[tuple[_Key, int], GroupOffsets] = RecentlyUsed(64 << 20, lambda group: group.bytes)
+_groups: RecentlyUsed[tuple[_Key, FileStamp, int], GroupOffsets] = RecentlyUsed(64 << 20, lambda group: group.bytes)
 """Row groups that were read."""
 
 
@@ -187,34 +200,36 @@ def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | N
         there = fs.get_file_info(inner)
         if there.type is not FileType.File:
             raise missing_file(path)
-        key = path, there.size, field_id
+        key, stamp = (path, field_id), (there.size, there.mtime_ns)
 
         @functools.cache
         def opened() -> pq.ParquetFile:
             return stack.enter_context(open_parquet(inner, fs))
 
-        bounds = _bounds.get(key)
-        if bounds is None:
-            bounds = _bounds_of_groups(opened(), field_id)
-            _bounds.note(key, bounds)
+        known_bounds = _bounds.get(key)
+        if known_bounds is None or known_bounds[0] != stamp:  # a name may be used again, for another file
+            known_bounds = stamp, _bounds_of_groups(opened(), field_id)
+            _bounds.note(key, known_bounds)
+        bounds = known_bounds[1]
         first = 0
         for number, (rows, known) in enumerate(bounds):
             if within is None or known is None or len(between(within, known[0], known[1] + 1)):
-                group = _groups.get((key, number))
+                group = _groups.get((key, stamp, number))
                 if group is None:
                     name = column_name(opened().schema_arrow, field_id, OFFSET_COLUMN)
                     column = opened().read_row_group(number, columns=[name]).column(0).combine_chunks()
                     group = GroupOffsets.of(first, column)
-                    _groups.note((key, number), group)
+                    _groups.note((key, stamp, number), group)
                 yield group
             first += rows
 
 
-def known_group_sizes(path: str, size: int, field_id: int) -> list[int] | None:
+def known_group_sizes(file: LakeFile, field_id: int) -> list[int] | None:
     """How many rows each row group of a data file has; None where that cannot be said without opening it, as it was
     never asked for offsets."""
-    bounds = _bounds.get((path, size, field_id))
-    return [rows for rows, _ in bounds] if bounds else None
+    known = _bounds.get((file.path, field_id))
+    sizes = [rows for rows, _ in known[1]] if known is not None and known[0][0] == file.size else []
+    return sizes if sum(sizes) == file.record_count else None
 
 
 def _bounds_of_groups(file: pq.ParquetFile, field_id: int) -> list[tuple[int, _Bounds]]:
@@ -231,14 +246,14 @@ def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -
     """Positions of a data file that position-delete files delete; sorted, each once."""
     if not delete_files:
         return NO_OFFSETS
-    target = locate_file(io, data_path)[1]
+    target = path_of(io, data_path)
     return union(*(_rows_deleted_by(io, path).get(target, NO_OFFSETS) for path in delete_files))
 
 
-_deletes: RecentlyUsed[tuple[str, int], Mapping[str, Offsets]] = RecentlyUsed(
+_deletes: RecentlyUsed[tuple[str, FileStamp], Mapping[str, Offsets]] = RecentlyUsed(
     64 << 20, lambda found: 200 + sum(at.nbytes + 200 for at in found.values())
 )
-"""By address and size of position-delete files. Each may be for many data files, and each of these have many."""
+"""By position-delete files. Each may be for many data files, and each of these have many."""
 
 
 def _rows_deleted_by(io: FileIO, path: str) -> Mapping[str, Offsets]:
@@ -249,29 +264,34 @@ def _rows_deleted_by(io: FileIO, path: str) -> Mapping[str, Offsets]:
         there = fs.get_file_info(inner)
         if there.type is not FileType.File:
             raise missing_file(path)
-        found = _deletes.get((path, there.size))
+        key = path, (there.size, there.mtime_ns)
+        found = _deletes.get(key)
         if found is None:
             found = _read_deletes(io, path, functools.partial(open_parquet, inner, fs, read_dictionary=["file_path"]))
-            _deletes.note((path, there.size), found)
+            _deletes.note(key, found)
         return found
 
 
 def _read_deletes(io: FileIO, path: str, opened: Callable[[], pq.ParquetFile]) -> Mapping[str, Offsets]:
+    """What a delete file says. Rows that name no file, or no position, delete nothing, and so do those that name a file
+    of a storage that is not known here: the table has none there."""
     try:
         with opened() as file:
-            rows = file.read(columns=["file_path", "pos"]).combine_chunks()
-    except (KeyError, pa.ArrowInvalid) as e:
+            rows = file.read(columns=["file_path", "pos"])
+        if "pos" not in rows.schema.names:
+            raise KeyError("it has no column pos")
+        rows = rows.drop_null().combine_chunks()
+        paths = rows.column("file_path").combine_chunks().cast(pa.dictionary(pa.int32(), pa.string()))
+        positions = rows.column("pos").cast(pa.int64()).to_numpy()
+    except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
         raise damaged_file(path, e) from e
-    if "pos" not in rows.schema.names:
-        raise damaged_file(path, ValueError("it has no column pos"))
-    paths, positions = rows.column("file_path").combine_chunks(), rows.column("pos").to_numpy()
     codes = paths.indices.to_numpy()
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(paths.dictionary) + 1))
     found: dict[str, list[Offsets]] = {}
     for code, name in enumerate(paths.dictionary.to_pylist()):
         # Writers spell addresses differently (file:/x, file:///x): what they lead to counts.
-        found.setdefault(locate_file(io, name)[1], []).append(positions[order[ends[code] : ends[code + 1]]])
+        found.setdefault(path_of(io, name), []).append(positions[order[ends[code] : ends[code + 1]]])
     return {inner: union(*parts) for inner, parts in found.items()}
 
 

@@ -87,7 +87,7 @@ def read_lake(
     if system_columns:
         names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
     in_files = FileColumns.of(table, desc)
-    rounded = frozenset() if predicate is None else rounded_columns(table.schema(), desc.schema)
+    rounded = rounded_columns(table.schema(), desc.schema)
     reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table), rounded)
     whole, partial = _split(table, files, superseded or {})
     if predicate is None and partial:  # then one scan is enough
@@ -100,7 +100,7 @@ def read_lake(
         if e.context.get("path") != "" or (path := _damaged(table.io, files)) is None:
             raise
         raise damaged_file(path, e.__cause__ or e) from e
-    except pa.ArrowInvalid as e:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as e:
         raise LakeStateError(
             f"lake table {'.'.join(table.name())} holds values that do not fit table {desc.path} ({e}): another engine"
             " has written them, so change or delete them there",
@@ -131,7 +131,7 @@ def count_lake(
         positions = deleted_positions(table.io, part.file.path, part.file.delete_files)
         if len(part.superseded):
             positions = union(positions, find_positions(table.io, part.file.path, part.superseded, _offset_id(table)))
-        return part.file.record_count - len(positions)
+        return part.file.record_count - len(between(positions, 0, part.file.record_count))
 
     total = sum(f.record_count for f in whole)
     if not partial:
@@ -202,7 +202,9 @@ class _Reader:
         self._predicate = predicate
         self._columns = frozenset(predicate.columns if predicate else ())
         self._read = list(dict.fromkeys([*self._names, *self._columns]))
-        self._lake = lake_schema(pa.schema([own.field(n) for n in self._read or [OFFSET_COLUMN]]))
+        lake = lake_schema(pa.schema([own.field(n) for n in self._read or [OFFSET_COLUMN]]))
+        # Arrow's readers take what is too large for a float for infinite.
+        self._lake = pa.schema(columns.field(f.name) if f.name in rounded else f for f in lake)
 
     def scan(self, files: Sequence[LakeFile]) -> Iterator[pa.RecordBatch]:
         """All rows of files that match the filter."""
@@ -310,7 +312,7 @@ class _Reader:
             condition = self._necessary(self._predicate, file.without_nan & self._columns)
         elif not len(gone):
             return _Kept(file.path, fs, fragment, None, file.record_count, gone)
-        sizes = known_group_sizes(file.path, file.size, self._offset_id) if condition is None else None
+        sizes = known_group_sizes(file, self._offset_id) if condition is None else None
         opened = sizes is None
         if sizes is None:
             sizes = [group.num_rows for group in fragment.row_groups]

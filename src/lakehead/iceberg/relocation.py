@@ -25,9 +25,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakehead.env.storage import LocalStorage, open_private, storage_errors, sync_file
-from lakehead.errors import LakeStateError, UnavailableError
+from lakehead.errors import LakeheadError, LakeStateError, UnavailableError
 from lakehead.iceberg.avro_file import Branch, edit_avro
 from lakehead.iceberg.lake_catalog import lake_names
+from lakehead.iceberg.own_place import lies_in, local_path
 from lakehead.lake.marks import OWNER
 from lakehead.types import TableDescriptor
 
@@ -57,14 +58,6 @@ class Move:
         return self.address(address) != address
 
 
-def local_path(address: str) -> str:
-    """The path of a local file's address, however it is spelled."""
-    for scheme in _SCHEMES[:2]:
-        if address.startswith(scheme):
-            return address[len(scheme) :]
-    return address
-
-
 def relocate_table(catalog_db: str, catalog_name: str, desc: TableDescriptor, lake: str, owner: str) -> bool:
     """Have the lake table of a default catalog name its files where they are; nothing happens when it does.
 
@@ -84,6 +77,8 @@ def relocate_table(catalog_db: str, catalog_name: str, desc: TableDescriptor, la
     if location is None or location.startswith(f"file://{lake}/"):
         return False
     move = _move_of(desc, location, lake)
+    if move is None:
+        return False
     relocation = _Relocation(move)
     try:
         made = relocation.metadata(location, owner)
@@ -94,17 +89,36 @@ def relocate_table(catalog_db: str, catalog_name: str, desc: TableDescriptor, la
     return True
 
 
-def _move_of(desc: TableDescriptor, location: str, lake: str) -> Move:
+def _move_of(desc: TableDescriptor, location: str, lake: str) -> Move | None:
+    """How the folder of a metadata file's lake was moved; None: not at all, and another engine has had the file written
+    elsewhere."""
     inside = f"/{desc.origin.database}/{desc.origin.table}-{desc.table_id}/metadata/"
     path = local_path(location)
     at = path.rfind(inside)
-    if at <= 0 or not path.startswith("/"):
-        raise LakeStateError(
-            f"the lake table of {desc.path} lies at {location}, neither in this data folder nor where it was in a"
-            " former one: restore the lake/catalog.db that belongs to this folder",
-            table=str(desc.path),
-        )
-    return Move(path[:at], lake)
+    if at > 0 and path.startswith("/"):
+        return Move(path[:at], lake)
+    with contextlib.suppress(LakeheadError):
+        values = _read_metadata(path)
+        former = [entry.get("metadata-file", "") for entry in values.get("metadata-log", ())]
+        if any(lies_in(address, lake) for address in (values.get("location", ""), *former)):
+            return None
+    raise LakeStateError(
+        f"the lake table of {desc.path} lies at {location}, neither in this data folder nor where it was in a"
+        " former one. If another engine had its metadata written there (write.metadata.path), a folder that is moved or"
+        " copied cannot follow: move it back, have the property removed and a round run, and move it then. Else restore"
+        " the lake/catalog.db that belongs to this folder",
+        table=str(desc.path),
+    )
+
+
+def _read_metadata(path: str) -> dict[str, Any]:
+    with storage_errors(path, "read"), open(path, "rb") as f:
+        data = f.read()
+    try:
+        values: dict[str, Any] = json.loads(gzip.decompress(data) if ".gz." in path or path.endswith(".gz") else data)
+    except (ValueError, EOFError, gzip.BadGzipFile) as e:
+        raise LakeStateError(f"the lake's metadata file {path} cannot be read ({e}): restore it", path=path) from e
+    return values
 
 
 class _Relocation:
@@ -118,12 +132,7 @@ class _Relocation:
     def metadata(self, location: str, owner: str) -> str:
         """Write all that a metadata file leads to, then the file itself; its new address."""
         at = self._here(location)
-        with storage_errors(at, "read"), open(at, "rb") as f:
-            data = f.read()
-        try:
-            values = json.loads(gzip.decompress(data) if ".gz." in at or at.endswith(".gz") else data)
-        except (ValueError, EOFError, gzip.BadGzipFile) as e:
-            raise LakeStateError(f"the lake's metadata file {at} cannot be read ({e}): restore it", path=at) from e
+        values = _read_metadata(at)
         moved = self._move.address
         values["location"] = moved(values["location"])
         former = [entry["metadata-file"] for entry in values.get("metadata-log", ())]

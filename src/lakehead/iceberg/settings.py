@@ -13,6 +13,7 @@ from pyiceberg.table import TableProperties
 from pyiceberg.types import strtobool
 
 from lakehead.errors import LakeStateError, MissingDependencyError
+from lakehead.iceberg.own_place import require_own_place
 from lakehead.iceberg.told_properties import require_no_code
 
 if TYPE_CHECKING:
@@ -61,10 +62,12 @@ def require_settings(table: Table) -> None:
     """That a table's files can be written as its properties say.
 
     Raises:
-        LakeStateError: one of them cannot be read, or names a class.
+        LakeStateError: one of them cannot be read, names a class, or has the files of a lake beside its data written
+            elsewhere.
         MissingDependencyError: one asks for what is not installed.
     """
     require_no_code(table.name(), table.properties)
+    require_own_place(table)
     for key, said in table.properties.items():
         of_column = key.startswith(f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.") and said
         read = match_metrics_mode if of_column else _READ_BY.get(key)

@@ -24,7 +24,7 @@ def snapshots_table(table: Table) -> pa.Table:
                 "committed_at": s.timestamp_ms * 1000,
                 "operation": s.summary.operation.value if s.summary else None,
                 "is_current": s.snapshot_id == table.metadata.current_snapshot_id,
-                "added_rows": int(summary.get("added-records", 0)),
+                "added_rows": _number(summary.get("added-records")) or 0,
                 "total_files": _number(summary.get("total-data-files")),
                 "total_delete_files": _number(summary.get("total-delete-files")),
                 "epoch": _number(summary.get(EPOCH)),
@@ -37,4 +37,9 @@ def snapshots_table(table: Table) -> pa.Table:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None else None
+    """What a summary says, which any engine may write; None where that is no number."""
+    try:
+        number = int(text or "")
+    except ValueError:
+        return None
+    return number if abs(number) < 1 << 63 else None

@@ -34,6 +34,9 @@ INCARNATION = "lakehead.incarnation"
 CLEANUP = "lakehead.cleanup"
 """Of the newest orphan clean-up: table property, and summary entry of the snapshot that announced it."""
 
+COLLECTED = "gc.enabled"
+"""Table property of Iceberg's: not true where other tables may share the files."""
+
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading such a text raises that others have written."""
 

@@ -154,7 +154,7 @@ class Definitions:
                 lake.create(desc)
             except BaseException:
                 # Its answer may have been lost: what was made would have the name of a table that never was.
-                with contextlib.suppress(LakeheadError):
+                with contextlib.suppress(Exception):  # what failed first is told
                     lake.drop(desc, purge=True)
                 self._tables.drop(desc)
                 raise

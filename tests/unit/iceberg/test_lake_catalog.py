@@ -99,7 +99,7 @@ def test_what_a_drop_leaves_the_next_one_removes(keyed: Any, monkeypatch: pytest
     if purge:
         with monkeypatch.context() as patched:
             patched.setattr(lake_catalog, "_REMOVAL_PAUSES_S", ())
-            patched.setattr(lake_catalog, "locate_file", lambda *a: (_Full(), "x"))
+            patched.setattr(lake_catalog, "locate_file", lambda io, location: (_Full(), location))
             with pytest.raises(StorageError, match="not empty"):
                 keyed.catalog.drop_table(keyed.desc, purge=True)
     else:
@@ -126,7 +126,7 @@ class _Full:
 def test_files_that_a_round_writes_meanwhile_go_too(keyed: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     folder = _Full(times)
     monkeypatch.setattr(lake_catalog, "_REMOVAL_PAUSES_S", (0.0,) * 4)
-    monkeypatch.setattr(lake_catalog, "locate_file", lambda *a: (folder, "x"))
+    monkeypatch.setattr(lake_catalog, "locate_file", lambda io, location: (folder, location))
     keyed.catalog.drop_table(keyed.desc, purge=True)
     assert folder.times == -1
 
