@@ -148,6 +148,11 @@ CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]]
     "subscribe until infinity": (lambda t: until(t, float("inf")), lh.InvalidRequestError, "TabletId"),
     "subscribe far out": (lambda t: at(t, 1 << 70), lh.InvalidRequestError, "bucket 0"),
     "subscribe until far out": (lambda t: until(t, 1 << 63), lh.InvalidRequestError, "bucket 0"),
+    "subscribe to a partition that cannot be": (
+        lambda t: t.log.subscribe({lh.TabletId(("a",), 0): 0}),
+        lh.InvalidRequestError,
+        "partitioned by nothing",
+    ),
     "subscribe to a bucket in words": (lambda t: at(t, 0, bucket="0"), lh.InvalidRequestError, "must map TabletId"),
     "scan of a number": (lambda t: t.log.scan(columns=5), lh.InvalidRequestError, "list of names"),  # type: ignore[arg-type]
     "scan of lists": (lambda t: t.log.scan(columns=[[]]), lh.InvalidRequestError, "no name"),  # type: ignore[list-item]

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.integration.conftest import ServerProcess
 from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
+from lakehead.client import patience
 from lakehead.env.folder_lock import read_announcement
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
@@ -163,3 +165,36 @@ def test_many_race_to_be_the_next_owner(tmp_path: Path, wait_until: Callable[...
         assert mine == list(range(len(mine))) and len(mine) >= rows
         if number in writers:
             assert len(mine) == rows
+
+
+def test_who_was_given_no_lake_takes_no_server_over_that_has_one_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables' rows would go to another catalog."""
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.5)
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/w"}
+    lake = lh.LakeConfig(name="warehouse", catalog=catalog)
+    server = ServerProcess(tmp_path / "d", lake, unix=True)
+    try:
+        with lh.connect(tmp_path / "d") as con:
+            table = con.create_table("t", KV, lake="iceberg")
+            table.append([{"k": 1, "a": None}])
+            server.kill()
+            calls: list[Callable[[], object]] = [
+                lambda: table.append([{"k": 2, "a": None}]),
+                lambda: table.scan().to_arrow(),
+                lambda: con.create_table("n", KV, lake="iceberg"),
+            ]
+            for call in calls:
+                with pytest.raises(lh.UnavailableError, match="another catalog"):
+                    call()
+            server.start()
+            table.append([{"k": 3, "a": None}])
+            con.tier("t")
+            assert [r["k"] for r in table.scan(tier="lake").to_arrow().to_pylist()] == [1, 3]
+            server.kill()
+            with lh.connect(tmp_path / "d", lake=lake) as able:
+                assert able.table("t").scan().count() == 2
+                assert table.scan().count() == 2
+    finally:
+        server.kill()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -170,6 +171,12 @@ def test_conditions_that_duckdb_cannot_push_down_are_answered_all_the_same(con: 
         plain = native.sql(f"select count(*) from orders where {where}").fetchone()
         assert plain is not None and con.sql(f"select count(*) from shop.orders where {where}").fetchone() == plain
         assert con.sql(f"select * from shop.orders where {where}").to_arrow_table().num_rows == plain[0]
+
+
+def test_a_frame_of_types_that_duckdb_lacks_names_its_columns(con: lh.Connection) -> None:
+    half = pa.table({"ok": [1], "h": pa.array([np.float16(1)])})
+    with pytest.raises(lh.InvalidRequestError, match=r"h \(halffloat\)"):
+        con.sql("select * from f", frames={"f": half})
 
 
 def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:

@@ -34,6 +34,7 @@ from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.descriptors import fill_standard_descriptors
 from lakehead.env.forks import require_threads
 from lakehead.env.interrupts import shielded
+from lakehead.env.late_imports import load
 from lakehead.env.own_sockets import require_own
 from lakehead.env.place import real_path
 from lakehead.env.storage import storage_errors
@@ -452,13 +453,22 @@ class Connection(Handle, Granting):
             InvalidRequestError: a frame has no rows, or the name of a table or of another frame.
         """
         with storage_errors("lakehead.api.sql", "load"):
+            load("lakehead.api.sql")
             from lakehead.api.sql import run_sql
-            from lakehead.api.sql_engine import SqlEngine
+
+        engine = self._sql.get(unrestricted)
+        if engine is None:
+            engine = shielded(lambda: self._sql_engine(unrestricted=unrestricted))
+        return run_sql(self, engine, query, params, frames)
+
+    def _sql_engine(self, *, unrestricted: bool) -> SqlEngine:
+        """The one that there is, or a new one, for which DuckDB runs statements of its own."""
+        from lakehead.api.sql_engine import SqlEngine
 
         with self._lock:
             if unrestricted not in self._sql:
                 self._sql[unrestricted] = SqlEngine(unrestricted=unrestricted)
-        return run_sql(self, self._sql[unrestricted], query, params, frames)
+            return self._sql[unrestricted]
 
     # ---- end --------------------------------------------------------------------------------------------------
 

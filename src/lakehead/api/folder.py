@@ -19,7 +19,7 @@ from lakehead.config import LakeConfig, ServerConfig
 from lakehead.env import SystemClock
 from lakehead.env.address import SocketAddress, parse_uri
 from lakehead.env.credentials import FoundToken
-from lakehead.env.folder_lock import FolderLock, read_announcement
+from lakehead.env.folder_lock import FolderLock, catalog_id, read_announcement
 from lakehead.env.forks import keep
 from lakehead.env.own_sockets import require_own
 from lakehead.errors import (
@@ -49,11 +49,13 @@ class Reached:
 
     Attributes:
         owner: tells one owner from the next; None for this process.
+        lake: the `catalog_id` of the owner's lakes, as far as it says.
     """
 
     endpoint: m.Endpoint
     uri: str
     owner: tuple[str, str] | None
+    lake: str | None = None
 
 
 def open_folder(folder: str, lake: LakeConfig) -> Reached:
@@ -76,8 +78,12 @@ def open_folder(folder: str, lake: LakeConfig) -> Reached:
         clock.sleep(0.05)
 
 
-def _look(folder: str, lake: LakeConfig, gone: tuple[str, str] | None) -> Reached | None:
-    """Try once to serve the folder, or to find an owner other than the ``gone`` one."""
+def _look(folder: str, lake: LakeConfig, gone: Reached | None) -> Reached | None:
+    """Try once to serve the folder, or to find an owner other than the ``gone`` one.
+
+    Raises:
+        UnavailableError: that one had its lakes elsewhere, so this process may not follow it.
+    """
     with _hosts_lock:
         if folder in _hosts:
             host, users = _hosts[folder]
@@ -85,6 +91,13 @@ def _look(folder: str, lake: LakeConfig, gone: tuple[str, str] | None) -> Reache
             return Reached(host.endpoint, host.uri, None)
         lock = FolderLock.try_acquire(folder)
         if lock is not None:
+            if gone is not None and gone.lake not in (None, catalog_id(lake)):
+                lock.forget()
+                raise UnavailableError(
+                    f"the server of {folder} has ended, and this process may not take its place: it had its lakes in"
+                    " another catalog than this connection was given (lake=, or --config). Start that server again, or"
+                    " connect with its lake="
+                )
             host = host_folder(folder, lock, ServerConfig(unix=True, lake=lake))
             _hosts[folder] = (host, 1)
             return Reached(host.endpoint, host.uri, None)
@@ -92,7 +105,7 @@ def _look(folder: str, lake: LakeConfig, gone: tuple[str, str] | None) -> Reache
     if note is None:
         return None
     owner = (note["uri"], note.get("pid", ""))
-    return None if owner == gone else _attach(note, owner)
+    return None if gone is not None and owner == gone.owner else _attach(note, owner)
 
 
 def _attach(note: dict[str, str], owner: tuple[str, str]) -> Reached | None:
@@ -117,7 +130,7 @@ def _attach(note: dict[str, str], owner: tuple[str, str]) -> Reached | None:
     if reply.folder_id != note["folder_id"]:
         endpoint.close()
         return None
-    return Reached(endpoint, note["uri"], owner)
+    return Reached(endpoint, note["uri"], owner, note.get("lake"))
 
 
 def release_folder(folder: str) -> None:
@@ -199,7 +212,13 @@ class AttachedEndpoint:
             with self._lock:
                 if self._closed:
                     return ClosedError("the connection is closed: connect again")
-                if self._reached is reached and (found := _look(self._folder, self._lake, reached.owner)) is not None:
+                if self._reached is not reached:
+                    return e
+                try:
+                    found = _look(self._folder, self._lake, reached)
+                except UnavailableError as refused:
+                    return UnavailableError(refused.message, **e.context)  # of what was sent nothing else is known
+                if found is not None:
                     # Other threads may still wait on the former connection: it is closed when this endpoint is.
                     self._left.append(reached.endpoint)
                     self._reached = found

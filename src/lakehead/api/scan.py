@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 from lakehead.api.display import Handle
 from lakehead.api.subscription import chosen_columns
 from lakehead.client.table import TableHandle
+from lakehead.env.late_imports import load
 from lakehead.errors import InvalidRequestError, MissingDependencyError
 from lakehead.lake.keyed_read import KeyedRead
 from lakehead.lake.union_read import UnionRead, pin
@@ -128,6 +128,6 @@ class Scan(Handle):
 
 def _installed(package: str) -> Any:
     try:
-        return importlib.import_module(package)
+        return load(package)
     except ImportError as e:
         raise MissingDependencyError(f"{package} is not installed: pip install 'lakehead[{package}]'") from e

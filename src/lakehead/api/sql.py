@@ -418,10 +418,25 @@ def _register(
                 f"frames: {name!r} has no columns, of which an empty list of dicts tells nothing: give Arrow data or a"
                 " data frame that has them, such as schema.empty_table()"
             ) from e
+        schema = getattr(rows, "schema", None)
+        if isinstance(e, duckdb.NotImplementedException) and isinstance(schema, pa.Schema):
+            unread = ", ".join(f"{f.name} ({f.type})" for f in schema if not _is_read(cursor, f))
+            raise InvalidRequestError(
+                f"frames: {name!r} has columns of types that DuckDB does not know: {unread or e}: cast them, or leave"
+                " them out"
+            ) from e
         raise InvalidRequestError(
             f"frames: {name!r} is a {type(rows).__name__}, which has no rows that DuckDB can read: give Arrow data,"
             " pandas, Polars or a list of dicts",
         ) from e
+
+
+def _is_read(cursor: duckdb.DuckDBPyConnection, column: pa.Field) -> bool:
+    try:
+        cursor.from_arrow(pa.schema([column]).empty_table())
+    except duckdb.Error:
+        return False
+    return True
 
 
 def _lacks_columns(rows: object) -> bool:

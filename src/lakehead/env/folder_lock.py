@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
+import re
 
+from lakehead.config import LakeConfig
 from lakehead.env.storage import FOLDER_MODE, LocalStorage, storage_errors
 from lakehead.errors import FencedError
 
 _LOCK = "LOCK"
 _ENDPOINT = "endpoint.json"
+_USER = re.compile(r"//[^/@]*@")
+"""Of an address."""
 _log = logging.getLogger("lakehead.env")
 
 
@@ -63,9 +68,9 @@ class FolderLock:
         """Have `require_held` look at this file, too, which is there and never replaced by its owner."""
         self._held[path] = _file(path)
 
-    def announce(self, uri: str, folder_id: str) -> None:
-        """Leave word where the owner listens."""
-        note = json.dumps({"uri": uri, "folder_id": folder_id, "pid": os.getpid()}).encode()
+    def announce(self, uri: str, folder_id: str, lake: LakeConfig) -> None:
+        """Leave word where the owner listens, and which catalog its lakes are in."""
+        note = json.dumps({"uri": uri, "folder_id": folder_id, "pid": os.getpid(), "lake": catalog_id(lake)}).encode()
         LocalStorage().write_atomic(os.path.join(self._folder, _ENDPOINT), note)
 
     def release(self) -> None:
@@ -84,7 +89,8 @@ class FolderLock:
             self._fd = -1
 
     def forget(self) -> None:
-        """In a forked child: let go of the inherited lock; the parent keeps it."""
+        """Let go of the lock and leave the word of the owner: in a forked child, whose parent keeps it, and where this
+        process may not be the owner."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -110,9 +116,17 @@ def _keep_private(folder: str) -> None:
         _log.warning("other users of this machine can look into %s: chmod -R go= %s keeps them out", folder, folder)
 
 
+def catalog_id(lake: LakeConfig) -> str:
+    """Tells the catalogs of two configurations apart; without what they say of users. Empty: it lies beside the data."""
+    if not lake.catalog:
+        return ""
+    said = [lake.name, *(str(lake.catalog.get(key, "")) for key in ("type", "uri", "warehouse"))]
+    return hashlib.sha256("\n".join(_USER.sub("//", part) for part in said).encode()).hexdigest()[:16]
+
+
 def read_announcement(folder: str) -> dict[str, str] | None:
-    """Where the folder's owner listens (``uri``, ``folder_id``); None when it left no readable note, or another user
-    did."""
+    """Where the folder's owner listens (``uri``, ``folder_id``), and more; None when it left no readable note, or
+    another user did."""
     try:
         fd = os.open(os.path.join(folder, _ENDPOINT), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

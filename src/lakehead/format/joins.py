@@ -53,6 +53,11 @@ def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
+def rows_without_columns(rows: int) -> pa.RecordBatch:
+    """So many rows of which nothing was asked but that they are there; made of no columns, a batch would have none."""
+    return pa.RecordBatch.from_arrays([pa.nulls(rows)], names=["none"]).select([])
+
+
 def fits(size: int) -> bool:
     """Whether one batch may hold so many bytes, of more rows than one."""
     return size <= BYTES_MAX

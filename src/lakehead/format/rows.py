@@ -50,8 +50,8 @@ def to_arrow_table(data: object, schema: pa.Schema, *, what: str, fill: Mapping[
 
     Takes a pa.Table, RecordBatch, RecordBatchReader or dataset, a pandas DataFrame (its index is dropped, NaN counts
     as missing), anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, a list of dicts, one dict as one row, a
-    list of tables or batches, or an iterator of any of these, which is read to its end. Python values get the schema's
-    types. Arrow data shares its buffers.
+    list of tables, batches or lists of these, or an iterator of any of these, which is read to its end. Python values
+    get the schema's types. Arrow data shares its buffers.
 
     Args:
         data: the input.
@@ -144,7 +144,7 @@ def _to_table(
     if _is_iterator(data):
         data = list(data)
     if isinstance(data, list | tuple):
-        if data and all(_is_tabular(part) for part in data):
+        if data and all(_is_part(part) for part in data):
             parts = [_to_table(part, schema, what, allow_extra=allow_extra) for part in data]
             return _joined([_with_what_lacks(part, schema, what, fill) for part in parts] if fill else parts, what)
         return _from_dicts(data, schema, what, allow_extra=allow_extra, fill=fill)
@@ -171,6 +171,12 @@ def _is_iterator(data: object) -> TypeGuard[Iterator[Any]]:
 def _is_tabular(data: object) -> bool:
     arrow = any(hasattr(data, f"__arrow_c_{kind}__") for kind in ("stream", "array"))
     return not isinstance(data, pa.Scalar) and (arrow or _is_pandas(data, "DataFrame") or _is_dataset(data))
+
+
+def _is_part(data: object) -> bool:
+    """Whether it holds rows, and is none itself."""
+    rows = isinstance(data, list) and all(isinstance(row, dict) or _is_tabular(row) for row in data)
+    return rows or _is_tabular(data)
 
 
 def _is_dataset(data: object) -> bool:

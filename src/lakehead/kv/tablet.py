@@ -23,7 +23,7 @@ from lakehead.errors import LimitExceededError
 from lakehead.format import joins
 from lakehead.format.arrays import to_arrow
 from lakehead.format.defaults import absent, default_bytes, default_of
-from lakehead.format.joins import within_bytes
+from lakehead.format.joins import rows_without_columns, within_bytes
 from lakehead.format.read_as import Binding
 from lakehead.kv import kernels
 from lakehead.kv.heap import HeapColumn, Slots, Sources, heap_column
@@ -356,6 +356,8 @@ class KvTablet:
         wanted = range(len(self.schema)) if columns is None else columns
         none_absent = len(slots) == 0 or bool(slots.min() >= 0)  # found out once for all columns
         arrays = [self._columns[i].gather(slots, none_absent=none_absent) for i in wanted]
+        if not arrays:
+            return rows_without_columns(len(slots))
         schema = self.schema if columns is None else pa.schema([self.schema.field(i) for i in wanted])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

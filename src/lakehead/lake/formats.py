@@ -6,13 +6,13 @@ A format is a folder of its own above this one, and is loaded when the first of 
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from lakehead.config import LakeConfig
 from lakehead.env.clock import Clock
+from lakehead.env.late_imports import load
 from lakehead.env.place import require_working_folder
 from lakehead.lake.lake_table import LakeTable
 from lakehead.protocol.messages import LakeReply
@@ -58,7 +58,7 @@ def lake_format(kind: str) -> LakeFormat:
         StorageError: this process has no working directory, where what it loads looks for its configuration.
     """
     require_working_folder("PyIceberg")
-    found: LakeFormat = importlib.import_module(_FORMATS[kind]).FORMAT
+    found: LakeFormat = load(_FORMATS[kind]).FORMAT
     return found
 
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.env.late_imports import load
 from lakehead.env.storage import storage_errors
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate.bounds import Bound, bounds_of
@@ -126,6 +127,7 @@ def parse_predicate(where: str | pc.Expression, schema: pa.Schema) -> Predicate:
     """
     if isinstance(where, str):
         with storage_errors("lakehead.predicate.sql", "load"):
+            load("lakehead.predicate.sql")
             from lakehead.predicate.sql import translate
 
         arrow = translate(where, schema)

@@ -113,7 +113,7 @@ class ServerHost:
             local = address if tls is None else self._listen_locally(_LOOPBACK)
             self.port = address.port if isinstance(address, TcpAddress) else None
             self.uri, self.local_uri = address.uri, local.uri
-            lock.announce(self.local_uri, self.service.folder_id)
+            lock.announce(self.local_uri, self.service.folder_id, config.lake)
         except BaseException:
             self.close()
             raise

@@ -132,11 +132,12 @@ class Projection:
             system[BUCKET_COLUMN] = to_arrow(constant(bucket, rows.num_rows, np.int32))
         read = dict(zip(self._read, rows.columns, strict=True))
         arrays = [system[name] if name in system else read[name] for name in self._columns]
+        arrays += [read[name] for name in self._extra]
+        if arrays:  # without columns, nothing else tells how many rows these are
+            asked = pa.schema([*self.schema, *(rows.schema.field(name) for name in self._extra)])
+            rows = pa.RecordBatch.from_arrays(arrays, schema=asked)
         if self._predicate is None:
-            # Without columns there is nothing else that tells how many rows these are.
-            return pa.RecordBatch.from_arrays(arrays, schema=self.schema) if arrays else rows
-        asked = pa.schema([*self.schema, *(rows.schema.field(name) for name in self._extra)])
-        rows = pa.RecordBatch.from_arrays([*arrays, *(read[name] for name in self._extra)], schema=asked)
+            return rows
         rows = self._by(self._predicate, rows)
         return rows.select(self._columns) if self._extra else rows
 

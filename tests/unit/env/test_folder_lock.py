@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lakehead.env.folder_lock import FolderLock, read_announcement
+from lakehead.config import LakeConfig
+from lakehead.env.folder_lock import FolderLock, catalog_id, read_announcement
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import FencedError, StorageError
 
@@ -53,12 +54,20 @@ def test_announcement_lives_as_long_as_the_owner_says(tmp_path: Path) -> None:
     lock = FolderLock.try_acquire(str(tmp_path))
     assert lock is not None
     assert read_announcement(str(tmp_path)) is None
-    lock.announce("lakehead://127.0.0.1:9123", "f" * 32)
+    lock.announce("lakehead://127.0.0.1:9123", "f" * 32, LakeConfig())
     note = read_announcement(str(tmp_path))
     assert note is not None
     assert (note["uri"], note["folder_id"], note["pid"]) == ("lakehead://127.0.0.1:9123", "f" * 32, str(os.getpid()))
     lock.release()
     assert read_announcement(str(tmp_path)) is None
+
+
+def test_catalogs_are_told_apart_and_their_users_are_not() -> None:
+    def of(user: str, table: str = "lake") -> str:
+        return catalog_id(LakeConfig(catalog={"type": "sql", "uri": f"postgresql://{user}@host/{table}"}))
+
+    assert catalog_id(LakeConfig(name="other")) == ""
+    assert of("a:b") == of("c:d") != of("a:b", "lake2") != ""
 
 
 @pytest.mark.parametrize("note", [b"", b"{", b"[]", b'"uri"', json.dumps({"uri": "lakehead://x:1"}).encode()])

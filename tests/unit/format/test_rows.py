@@ -79,6 +79,17 @@ def test_every_kind_of_input(data: object) -> None:
     assert found.equals(TABLE)
 
 
+def test_parts_may_be_lists_of_rows() -> None:
+    """A page of dicts at a time, or the batches of a table, as programs read them elsewhere."""
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    table = pa.table({"k": [3]})
+    parts = [[{"k": 1}], [{"k": 2, "v": "x"}], [], table, table.to_batches(), [table, table]]
+    for data in (parts, iter(parts)):
+        rows = to_arrow_table(data, schema, what="rows", fill={"v": "y"})
+        assert rows["k"].to_pylist() == [1, 2, 3, 3, 3, 3]
+        assert rows["v"].to_pylist() == ["y", "x", "y", "y", "y", "y"]
+
+
 def test_one_dict_is_one_row_and_nothing_is_no_row() -> None:
     assert take(ROWS[0]).to_pylist() == ROWS[:1]
     assert take([]).schema == SCHEMA and take([]).num_rows == 0
