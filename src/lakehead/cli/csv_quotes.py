@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 _QUOTE = ord('"')
 _BEFORE_FIELDS = b",\r\n"
 _MARK = b"\xef\xbb\xbf"
+_SETTLE_SECONDS = 0.3
 
 
 class Quotes:
@@ -22,6 +24,7 @@ class Quotes:
         self._last = ord("\n")  # the byte before the next one; 0 for a quote that is a field's text
         self._begun = False
         self._in_quotes = False
+        self._ended = threading.Event()
         self.closed = False
 
     @property
@@ -31,15 +34,24 @@ class Quotes:
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes of the stream, at most so many."""
-        data: bytes = self._stream.read(size)
+        data: bytes = b"" if self.closed else self._stream.read(size)
         if data:
             self._follow(data if self._begun else data.removeprefix(_MARK))
             self._begun = True
-        return data
+        else:
+            self._ended.set()
+        # Arrow finds no header in a block without a line's end. Less than was asked for is all that there is.
+        return data + b"\n" if 0 < len(data) < size and data[-1] != ord("\n") else data
 
     def close(self) -> None:
         """Nothing more is read; the stream stays open."""
         self.closed = True
+
+    def settle(self) -> None:
+        """Close, and wait until who reads ahead in a thread of its own has found that out, or for a moment: a thread
+        that comes to Python while the process ends would end it by a signal."""
+        self.close()
+        self._ended.wait(_SETTLE_SECONDS)
 
     def _follow(self, data: bytes) -> None:
         if not data:

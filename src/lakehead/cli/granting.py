@@ -112,7 +112,11 @@ def revoke(
     if from_ is None:
         raise InvalidRequestError("say from whom: --from PRINCIPAL, or --from role:NAME")
     with session.connect() as con:
+        before = con.grants()
         con.revoke(privileges, on, from_=from_)
+        if con.grants() == before:
+            what = f"{privileges}{f' on {on}' if on else ''}"
+            raise InvalidRequestError(f"{from_} was not granted {what}: `lakehead grant` shows who was granted what")
     _done(session, f"revoked {privileges}{f' on {on}' if on else ''} from {from_}", _told(privileges, on, from_))
 
 

@@ -13,6 +13,7 @@ them); CSV and JSON values are read as the table's types:
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv as python_csv
 import decimal
 import functools
@@ -23,7 +24,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -55,8 +56,10 @@ _EXTENSIONS = {
     ".feather": "arrow",
 }
 FORMATS = ("parquet", "csv", "jsonl", "arrow")
+_GZIP = b"\x1f\x8b"
 _PLAIN_DECIMAL = r"^[+-]?\d*\.?\d{0,38}$"
 _DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?$"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NUMBERED = re.compile(r"(?<=^In CSV column )#(\d+)")
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, ValueError)
 
@@ -108,7 +111,8 @@ def open_source(
             reader = functools.partial(_jsonl, same_keys=same_keys) if kind == "jsonl" else _READERS[kind]
             read = functools.partial(reader, stream, schema=schema, null=null, seekable=not standard)
         position = (lambda: 0) if standard else raw.tell
-        yield Source(_naming(read, name, kind), size, position)
+        with contextlib.closing(_naming(read, name, kind)) as rows:
+            yield Source(rows, size, position)
     finally:
         if not standard:
             raw.close()
@@ -161,15 +165,19 @@ def _readable(name: str, kind: str = "") -> Iterator[None]:
         raise InvalidFileError(f"cannot read {name}{what}: {reason}", path=name) from e
 
 
-def _naming(read: Callable[[], Iterator[Any]], name: str, kind: str) -> Iterator[Any]:
-    batches: Iterator[Any] | None = None
-    while True:
-        with _readable(name, kind):
-            batches = read() if batches is None else batches
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
+def _naming(read: Callable[[], Generator[Any]], name: str, kind: str) -> Generator[Any]:
+    batches: Generator[Any] | None = None
+    try:
+        while True:
+            with _readable(name, kind):
+                batches = read() if batches is None else batches
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+    finally:
+        if batches is not None:
+            batches.close()
 
 
 def _kind(name: str, stream: Any) -> str:
@@ -187,12 +195,12 @@ def _kind(name: str, stream: Any) -> str:
     raise InvalidFileError(f"its format cannot be told: pass --format {'|'.join(FORMATS)}")
 
 
-def _parquet(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
+def _parquet(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Generator[pa.RecordBatch]:
     file = pq.ParquetFile(stream if seekable else pa.BufferReader(stream.read()))
     yield from _or_none(file.iter_batches(batch_size=BATCH_ROWS), file.schema_arrow)
 
 
-def _arrow(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
+def _arrow(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Generator[pa.RecordBatch]:
     if stream.peek(6)[:6] == b"ARROW1":
         file = pa.ipc.open_file(stream if seekable else pa.BufferReader(stream.read()))
         batches: Iterable[pa.RecordBatch] = (file.get_batch(i) for i in range(file.num_record_batches))
@@ -205,7 +213,7 @@ def _arrow(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) 
             yield batch.slice(start, BATCH_ROWS)
 
 
-def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
+def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Generator[pa.RecordBatch]:
     nested = [f.name for f in schema if pa.types.is_nested(f.type)]
     types = {f.name: pa.string() if _is_text(f.type) else f.type for f in schema if f.name not in nested}
     options = csv.ConvertOptions(
@@ -216,6 +224,7 @@ def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) ->
     )
     if not (begin := stream.peek(1)):
         raise InvalidFileError("it is empty: the first line must name the columns")
+    _require_plain(begin)
     try:
         yield from _csv_batches(stream, schema, nested, options)
     except pa.ArrowInvalid as e:
@@ -225,23 +234,31 @@ def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) ->
 
 def _csv_batches(
     stream: Any, schema: pa.Schema, nested: list[str], options: csv.ConvertOptions
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     quotes = Quotes(stream)
-    reader = csv.open_csv(
-        quotes, csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), csv.ParseOptions(newlines_in_values=True), options
-    )
-    found = [name for name in reader.schema.names if name in nested]
-    if found:
-        raise InvalidFileError(f"CSV cannot hold the nested column {found[0]!r}: use JSON lines, Parquet or Arrow")
-    last = None
-    for batch in _or_none(reader, reader.schema):
-        if last is not None:
+    try:
+        reader = csv.open_csv(
+            quotes, csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), csv.ParseOptions(newlines_in_values=True), options
+        )
+        with reader:
+            found = [name for name in reader.schema.names if name in nested]
+            if found:
+                raise InvalidFileError(
+                    f"CSV cannot hold the nested column {found[0]!r}: use JSON lines, Parquet or Arrow"
+                )
+            last = None
+            for batch in _or_none(reader, reader.schema):
+                if last is not None:
+                    yield _from_texts(last, schema)
+                last = batch
+            if quotes.open:  # which Arrow takes for the end of the value
+                raise InvalidFileError(
+                    "it ends inside a quoted field, as a file does that was cut off: get it again, whole"
+                )
+            assert last is not None
             yield _from_texts(last, schema)
-        last = batch
-    if quotes.open:  # which Arrow takes for the end of the value
-        raise InvalidFileError("it ends inside a quoted field, as a file does that was cut off: get it again, whole")
-    assert last is not None
-    yield _from_texts(last, schema)
+    finally:
+        quotes.settle()
 
 
 def _or_none(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -297,7 +314,8 @@ def _decimals(texts: pa.Array, t: pa.DataType) -> pa.Array:
 
 def _jsonl(
     stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool, same_keys: bool = True
-) -> Iterator[list[dict[str, Any]]]:
+) -> Generator[list[dict[str, Any]]]:
+    _require_plain(stream.peek(len(_GZIP)))
     read = _line_reader(schema)
     lines = ((number, line) for number, line in enumerate(_unmarked(stream), 1) if line and not line.isspace())
     first: Mapping[str, Any] | None = None
@@ -313,6 +331,11 @@ def _jsonl(
                     line=number,
                 )
         yield rows
+
+
+def _require_plain(begin: bytes) -> None:
+    if begin.startswith(_GZIP):
+        raise InvalidFileError("it is compressed by gzip: name it .csv.gz or .jsonl.gz, or pipe it through gunzip")
 
 
 def _unmarked(lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -338,7 +361,9 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
         except RecursionError as e:
             raise InvalidFileError(f"line {number} is nested too deep to be read", line=number) from e
         except msgspec.DecodeError as e:
-            raise InvalidFileError(f"line {number} is not a JSON object: {e}", line=number) from e
+            hint = ": write an object a line, as `jq -c '.[]'` makes of an array" if line.lstrip()[:1] == b"[" else ""
+            cut = r" (half of a character, \uD800 to \uDFFF, is no text)" if _SURROGATE.search(line) else ""
+            raise InvalidFileError(f"line {number} is not a JSON object{hint or f': {e}{cut}'}", line=number) from e
         try:
             for name in changes.keys() & row.keys():
                 row[name] = changes[name](row[name])
@@ -355,7 +380,7 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
     return read
 
 
-_READERS: dict[str, Callable[..., Iterator[Any]]] = {
+_READERS: dict[str, Callable[..., Generator[Any]]] = {
     "parquet": _parquet,
     "csv": _csv,
     "jsonl": _jsonl,

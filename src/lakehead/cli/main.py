@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import logging
 import os
@@ -97,6 +98,9 @@ def main(arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         # May stand anywhere, as people add it to the end of the call that failed.
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # where it is not UTF-8
     json = "json" in _outputs(arguments)
     with _logging_json() if json else contextlib.nullcontext():
         return _run(arguments, json=json)

@@ -94,8 +94,7 @@ def _values(column: Any) -> list[Any]:
 
     values: list[Any]
     if _finer(column.type):
-        values = column.cast(pa.string()).to_pylist()
-        return values
+        return [None if text is None else _iso(text) for text in column.cast(pa.string()).to_pylist()]
     if "[ns" not in str(column.type):
         try:
             values = column.to_pylist()
@@ -127,9 +126,22 @@ def _value(scalar: Any) -> Any:
     if isinstance(scalar, pa.UnionScalar | pa.DictionaryScalar | pa.ExtensionScalar | pa.RunEndEncodedScalar):
         return _value(scalar.value)
     try:
-        return (scalar.cast(pa.string()) if _finer(scalar.type) else scalar).as_py()
+        return _iso_text(scalar) if _finer(scalar.type) else scalar.as_py()
     except (OverflowError, ValueError):
-        return _INFINITE.get(getattr(scalar, "value", None)) or scalar.cast(pa.string()).as_py()
+        return _INFINITE.get(getattr(scalar, "value", None)) or _iso_text(scalar)
+
+
+def _iso_text(scalar: Any) -> str:
+    """What Python's own times do not hold, as they would write it."""
+    import pyarrow as pa
+
+    text: str = scalar.cast(pa.string()).as_py()
+    return _iso(text) if pa.types.is_timestamp(scalar.type) else text
+
+
+def _iso(text: str) -> str:
+    """A time as Arrow writes it, in the form of Python's."""
+    return text.replace(" ", "T", 1).removesuffix(".000000")
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
@@ -159,8 +171,11 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     console = Console(file=io.StringIO(), width=_PIPE_WIDTH)
     with console.capture() as captured:
         console.print(table)
+    text = captured.get()
+    if not (sys.stdout.encoding or "utf-8").lower().startswith("utf"):
+        text = text.replace("\u2500", "-")
     # Without the blanks that a terminal does not show.
-    sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines() if line.strip())
+    sys.stdout.writelines(line.rstrip() + "\n" for line in text.splitlines() if line.strip())
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[object]], terminal: int) -> list[int | None]:

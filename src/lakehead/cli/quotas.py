@@ -56,7 +56,10 @@ def set_quota(
 def remove_quota(session: Session, principal: Principal) -> None:
     """Bound a principal by nothing of its own any more."""
     with session.connect() as con:
+        known = [info.principal for info in con.quotas()]
         con.set_quota(principal)
+        if principal not in known:
+            raise InvalidRequestError(f"{principal} has no quota of its own: `lakehead quota list` shows who has")
     _done(session, f"removed the quota of {principal}", {"principal": principal})
 
 

@@ -59,6 +59,8 @@ def server(
 
     if session.uri_given:
         raise InvalidRequestError(f"--uri {session.uri} says where to connect: name the folder to serve with --data")
+    if not data:
+        raise InvalidRequestError("--data (or LAKEHEAD_DATA) is empty: name the folder to serve, or leave it out")
     path = config or session.config
     flags = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "audit": audit}
     toml, shared = read_config(path) if path else (None, False)

@@ -91,6 +91,11 @@ class Session:
                 f"there is no data folder {self.uri}: name one with --uri or LAKEHEAD_URI, or begin one with"
                 " 'lakehead table create'"
             )
+        if not create and "://" not in self.uri and _is_others(os.path.expanduser(self.uri)):
+            raise InvalidUriError(
+                f"{self.uri} is no data folder, and holds other files: name one with --uri or LAKEHEAD_URI, or begin"
+                " one with 'lakehead table create'"
+            )
         if self.config is not None and "://" not in self.uri:
             named = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
             toml, shared = read_config(self.config)
@@ -98,6 +103,15 @@ class Session:
         token = os.environ.get("LAKEHEAD_TOKEN") if "://" in self.uri else None
         tls = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
         return lakehead.connect(self.uri, token=token, lake=lake, **tls)
+
+
+def _is_others(folder: str) -> bool:
+    """Whether a folder holds files, and none that a data folder has from its first moment on."""
+    try:
+        names = set(os.listdir(folder))
+    except OSError:
+        return False  # which connecting says better
+    return bool(names) and names.isdisjoint(("LOCK", "metadata.db"))
 
 
 def read_config(path: str) -> tuple[str, bool]:

@@ -75,10 +75,10 @@ def create(
             con.create_table,
             table,
             columns,
-            primary_key=_names(primary_key),
-            partition_by=_names(partition_by),
+            primary_key=_names(primary_key, "--primary-key"),
+            partition_by=_names(partition_by, "--partition-by"),
             buckets=buckets,
-            bucket_key=_names(bucket_key),
+            bucket_key=_names(bucket_key, "--bucket-key"),
             lake=lake,
             **properties,
         )
@@ -104,7 +104,9 @@ def create(
         write_line(f"{done} {definition['name']}: {definition['kind']} table, {more}")
 
 
-def _names(text: str | None) -> list[str]:
+def _names(text: str | None, option: str = "") -> list[str]:
+    if option and text is not None and not text.strip():
+        raise InvalidRequestError(f"{option} is empty: name columns, or leave it out")
     return [name.strip() for name in text.split(",")] if text else []
 
 

@@ -117,7 +117,7 @@ def _keep_private(folder: str) -> None:
 
 
 def catalog_id(lake: LakeConfig) -> str:
-    """Tells the catalogs of two configurations apart; without what they say of users. Empty: it lies beside the data."""
+    """Tells the catalogs of two configurations apart, without what they say of users; empty of one beside the data."""
     if not lake.catalog:
         return ""
     said = [lake.name, *(str(lake.catalog.get(key, "")) for key in ("type", "uri", "warehouse"))]

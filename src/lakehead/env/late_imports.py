@@ -16,5 +16,6 @@ def load(name: str) -> ModuleType:
     Raises:
         ImportError: it is not there, or lacks something.
     """
-    found = sys.modules.get(name)
-    return found if found is not None else shielded(lambda: importlib.import_module(name))
+    if name in sys.modules:
+        return importlib.import_module(name)  # which waits for a thread that is at it
+    return shielded(lambda: importlib.import_module(name))

@@ -13,14 +13,14 @@ from lakehead.cli.output import json_text, rows_of, write_arrow_table, write_row
 
 NANOSECOND = 1_577_836_800_123_456_789
 """Of 2020-01-01."""
-FINE = "2020-01-01 00:00:00.123456789"
+FINE = "2020-01-01T00:00:00.123456789"
 NS, US = pa.timestamp("ns"), pa.timestamp("us")
 YEAR_10000 = 253_402_300_800_000_000
 MOMENTS: dict[str, tuple[pa.Array, str]] = {
     "nanoseconds": (pa.array([NANOSECOND], NS), FINE),
     "nanoseconds in a zone": (pa.array([NANOSECOND], pa.timestamp("ns", "UTC")), FINE + "Z"),
     "nanoseconds of a day": (pa.array([1], pa.time64("ns")), "00:00:00.000000001"),
-    "a year beyond Python's": (pa.array([YEAR_10000], US), "10000-01-01 00:00:00.000000"),
+    "a year beyond Python's": (pa.array([YEAR_10000], US), "10000-01-01T00:00:00"),
     "no end": (pa.array([2**63 - 1], US), "infinity"),
     "no beginning, in a zone": (pa.array([1 - 2**63], pa.timestamp("us", "UTC")), "-infinity"),
     "no last day": (pa.array([2**31 - 1], pa.int32()).view(pa.date32()), "infinity"),
