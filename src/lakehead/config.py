@@ -585,7 +585,7 @@ def parse_listen(text: str) -> tuple[str, int]:
         InvalidPropertyError: the text has another form.
     """
     host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise InvalidPropertyError(f"listen={text!r} is not an address: write host:port, for example {DEFAULT_LISTEN}")
     return host, int(port)
 

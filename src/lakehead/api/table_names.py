@@ -200,9 +200,16 @@ def _code_between(sql: str, start: int, end: int) -> str:
 
 
 def replace_names(sql: str, mapping: Mapping[TableName, str]) -> str:
-    """The statement with each name replaced by an identifier, which is inserted as it is."""
+    """The statement with each name replaced by an identifier, which is inserted as it is; what stood beside a quoted
+    one, such as an alias, stays a word of its own."""
     out, at = [], 0
     for name in sorted(mapping, key=lambda n: n.start):
-        out += [sql[at : name.start], mapping[name]]
+        found, after = mapping[name], sql[name.end : name.end + 1]
+        joined = found and after and _is_word(found[-1]) and _is_word(after)
+        out += [sql[at : name.start], f"{found} " if joined else found]
         at = name.end
     return "".join([*out, sql[at:]])
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"

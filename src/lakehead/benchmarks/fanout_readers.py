@@ -85,4 +85,4 @@ PARTS: dict[str, Callable[..., None]] = {
 
 if __name__ == "__main__":
     part, *given = sys.argv[1:]
-    PARTS[part](*(int(value) if value.isdigit() else value for value in given))
+    PARTS[part](*(int(value) if value.isdecimal() else value for value in given))

@@ -121,7 +121,7 @@ def served(address: str, registry: CollectorRegistry) -> Iterator[str]:
     from prometheus_client import start_http_server
 
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidRequestError(f"--metrics {address!r} is no address: use host:port, as in 127.0.0.1:9464")
     try:
         server, thread = start_http_server(int(port), host, registry)

@@ -84,8 +84,8 @@ def parse_uri(uri: str) -> Address:
         return address
     host, _, port = rest.rpartition(":")
     octets = host.split(".")
-    bad_ip = all(o.isdigit() for o in octets) and (len(octets) != 4 or any(int(o) > 255 for o in octets))
-    if not uri.startswith(SCHEME) or not host or not port.isdigit() or not 0 < int(port) < 65536 or bad_ip:
+    bad_ip = all(o.isdecimal() for o in octets) and (len(octets) != 4 or any(int(o) > 255 for o in octets))
+    if not uri.startswith(SCHEME) or not host or not port.isdecimal() or not 0 < int(port) < 65536 or bad_ip:
         example = f"{SCHEME}127.0.0.1:9123"
         raise InvalidUriError(f"{uri!r} is not a server address: write 'lakehead://host:port', for example {example}")
     return TcpAddress(host, int(port))

@@ -163,7 +163,7 @@ class _Relocation:
 
     def _metadata_name(self, name: str) -> str:
         """PyIceberg takes the next number from the name; the same name each time that this move is made."""
-        number = int(name.split("-")[0]) if name.split("-")[0].isdigit() else 0
+        number = int(name.split("-")[0]) if name.split("-")[0].isdecimal() else 0
         return f"{number + 1:05d}-{uuid.uuid5(uuid.NAMESPACE_URL, f'{self._move.new}/{name}')}.metadata.json"
 
     def _beside(self, address: str) -> str:

@@ -25,7 +25,8 @@ PLANNED_KEPT = 64
 """Of so many batches of a job the server remembers what they were made of."""
 PLANNED_KNOWN = 10_000
 """Of so many it knows that again when it sees it."""
-Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+BATCH_MAX = 2**62
+Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=BATCH_MAX)]
 
 
 class Stage(TableRequest[Done], frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from lakehead.errors import SqlError
 from lakehead.spark.as_of import NO_ALIAS, masked
 from lakehead.spark.floats import quoted
 
-_ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
+_ALIAS = re.compile(r"\s*(as\b\s*)?([^\W\d]\w*|`)", re.IGNORECASE)
 _ALL_OF = re.compile(r"\s*\.\s*\*")
 _SHOW = re.compile(r"\s*show\b", re.IGNORECASE)
 _SAMPLE = re.compile(r"\s*tablesample\s*\(", re.IGNORECASE)

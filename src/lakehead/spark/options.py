@@ -288,14 +288,14 @@ def _snapshot(given: Mapping[str, str]) -> int | dt.datetime | None:
         raise InvalidPropertyError("options snapshot and timestamp both say which lake snapshot: give one")
     if timestamp is not None:
         return _time("timestamp", timestamp)
-    if snapshot is not None and not snapshot.isdigit():
+    if snapshot is not None and not snapshot.isdecimal():
         raise InvalidPropertyError(f"option snapshot={snapshot!r} is not the id of a lake snapshot")
     return None if snapshot is None else int(snapshot)
 
 
 def _count(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name)
-    if text is not None and (not text.isdigit() or int(text) == 0):
+    if text is not None and (not text.isdecimal() or int(text) == 0):
         raise InvalidPropertyError(f"option {name}={text!r} is not a positive number")
     return None if text is None else int(text)
 
@@ -311,7 +311,7 @@ def _start(text: str) -> StreamStart:
 
 def _time(option: str, text: str, others: str = "") -> dt.datetime:
     try:
-        if text.strip().isdigit():
+        if text.strip().isdecimal():
             return dt.datetime.fromtimestamp(int(text) / 1000, dt.UTC)
         time = dt.datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError, OSError):

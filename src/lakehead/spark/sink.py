@@ -34,7 +34,7 @@ from lakehead.protocol.staging import StagedPart
 from lakehead.spark.checkpoint import in_folder, local_folder, planned_as
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
-from lakehead.spark.staged_rows import NAMES_COLUMNS, QUERY, Target, gone_is_told, of_query, of_run
+from lakehead.spark.staged_rows import NAMES_COLUMNS, QUERY, Target, gone_is_told, of_job, of_query, of_run
 from lakehead.spark.types import collations, written_schema
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
@@ -82,12 +82,9 @@ class WriteOptions:
         """
         given = given_options(options, (*_OPTIONS, *DEFINITION, *_SPARKS), "sink", internal=_SPARKS)
         batch = given.get("batch")
-        if (batch is None) != ("job" not in given) or not (batch or "0").isdigit():
-            raise InvalidPropertyError(
-                "options job and batch go together: a name of your own for the job, and a number that grows with each"
-                " of its batches, as foreachBatch has one"
-            )
-        if not given.get("buckets", "1").isdigit():
+        if batch is not None or "job" in given:
+            of_job(given.get("job"), batch)
+        if not given.get("buckets", "1").isdecimal():
             raise InvalidPropertyError(f"option buckets={given['buckets']!r} is not a number")
         target = Target(
             given["uri"],

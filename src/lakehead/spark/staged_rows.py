@@ -21,7 +21,7 @@ from lakehead.client.table import TableHandle
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidPropertyError, LakeheadError, TableNotFoundError, WrongTableKindError
 from lakehead.format.schema import nearest_name
-from lakehead.protocol.staging import GIVEN_BYTES_MAX, StagedPart
+from lakehead.protocol.staging import BATCH_MAX, GIVEN_BYTES_MAX, StagedPart
 from lakehead.spark.column_names import as_named, named_as
 from lakehead.spark.connections import worker_table
 from lakehead.spark.failures import as_lakeheads
@@ -214,13 +214,13 @@ def of_job(job: object, batch: object) -> JobBatch:
     """A batch of a job of the user's, which is written once; a number may be a text.
 
     Raises:
-        InvalidPropertyError: one of the two is missing, or the number is none.
+        InvalidPropertyError: one of the two is missing, or the number is none that a batch may have.
     """
     number = batch if type(batch) is int else int(batch) if isinstance(batch, str) and batch.isdecimal() else -1
-    if not isinstance(job, str) or not job or number < 0:
+    if not isinstance(job, str) or not job or not 0 <= number <= BATCH_MAX:
         raise InvalidPropertyError(
             "job and batch go together: a name of your own for the job, and a number that grows with each of its"
-            " batches, as foreachBatch has one"
+            f" batches, as foreachBatch has one; {BATCH_MAX:,} is the greatest"
         )
     return JobBatch(f"job {job}", number)
 

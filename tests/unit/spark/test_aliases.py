@@ -29,6 +29,9 @@ def renamed(query: str) -> str:
     ("query", "becomes"),
     [
         ("select orders.id from shop.orders", "select orders.id from t `orders`"),
+        ("select `z`.id from shop.orders`z`where`z`.id = 1", "select `z`.id from t`z`where`z`.id = 1"),
+        ("select z.id from `shop`.`orders`z where z.id = 1", "select z.id from t z where z.id = 1"),
+        ("select z.id from shop.orders as`z`", "select z.id from t as`z`"),
         ("select shop.orders.id from Shop.Orders", "select `orders`.`id` from t `orders`"),
         (
             "select orders from shop.orders where shop.orders.a = 1",
