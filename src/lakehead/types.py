@@ -103,8 +103,8 @@ class TablePath:
             parts = ["default", *parts]
         if len(parts) != 2 or not all(_NAME.match(p) for p in parts) or any(p.startswith("__") for p in parts):
             raise InvalidRequestError(
-                f"{text!r} is not a table name: use 'database.table' with letters, digits and underscores"
-                " that does not start with '__'",
+                f"{text!r} is not a table name: use 'database.table' with letters (a to z), digits and underscores, at"
+                " most 128 in each, that does not start with '__'",
                 table=str(text),
             )
         return cls(parts[0], parts[1])

@@ -291,6 +291,8 @@ class FlightEndpoint:
 
     def _hint(self, detail: str) -> str:
         """What else may be wrong where one side speaks TLS."""
+        if self._is_own:
+            return ""
         if self._tls is None:
             return ", and without TLS (else pass tls_ca=)" if "Socket closed" in detail else ""
         if "has expired" in detail:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import pydantic
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergTables, SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError, ValidationError
@@ -143,6 +144,8 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     if known is None:
         try:
             known = _Version(location, size, _newest_first(FromInputFile.table_metadata(file)))
+        except pydantic.ValidationError as e:  # whose text is many lines of what Pydantic makes of it
+            raise damaged_file(location, ValueError("it is not the metadata of a table")) from e
         except _UNREADABLE as e:
             raise damaged_file(location, e) from e
         _note(known)
