@@ -34,7 +34,7 @@ from lakehead.env.recently_used import RecentlyUsed
 from lakehead.iceberg.file_io import damaged_file
 from lakehead.iceberg.metadata_json import metadata_json
 
-_UNREADABLE = (ValidationError, ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile)
+_UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile)
 """How PyIceberg says that a metadata file is none."""
 _VERSIONS_MAX = 3
 """Of a table: each has all of its schemas, and one that was altered many times has many."""
@@ -144,7 +144,10 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     if known is None:
         try:
             known = _Version(location, size, _newest_first(FromInputFile.table_metadata(file)))
-        except pydantic.ValidationError as e:  # whose text is many lines of what Pydantic makes of it
+        except (
+            ValidationError,
+            pydantic.ValidationError,
+        ) as e:  # whose text is many lines of what Pydantic makes of it
             raise damaged_file(location, ValueError("it is not the metadata of a table")) from e
         except _UNREADABLE as e:
             raise damaged_file(location, e) from e
