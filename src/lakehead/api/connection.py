@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from lakehead.errors import (
     InvalidRequestError,
     InvalidUriError,
     LakeheadError,
+    OverloadedError,
     TableNotFoundError,
 )
 from lakehead.format.defaults import first_schema
@@ -84,13 +85,15 @@ def connect(
         tls_cert: PEM file of a certificate of one's own, where the server asks for one; without a token it says who
             one is, by the URI that is its first name.
         tls_key: PEM file of that certificate's key, which this user alone can read.
-        lake: where a folder's lake tables live; read when this process becomes the folder's server.
+        lake: where a folder's lake tables live; read when this process becomes the folder's server, which it does after
+            another one only where that one had the same catalog.
 
     Raises:
         InvalidUriError: the target is neither a path nor such a URI.
         InvalidRequestError: a token or a certificate was given for a folder.
         InvalidPropertyError: ``lake`` is no `LakeConfig`, a certificate or key cannot be read, or the token is none.
         StorageError: the folder cannot be created or written.
+        OverloadedError: this process can start no more threads.
         UnsupportedFormatError: a newer version wrote the folder.
         UnavailableError: no server answers.
         InvalidRequestError: this process was forked from one that had connected.
@@ -109,7 +112,8 @@ def connect(
     require_threads()
     fill_standard_descriptors()
     if "://" in text:
-        return open_server(text, token=token, tls=_tls(tls_ca, tls_cert, tls_key))
+        with _enough_threads():
+            return open_server(text, token=token, tls=_tls(tls_ca, tls_cert, tls_key))
     given = {"token": token, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
     if names := [f"{name}=" for name, value in given.items() if value is not None]:
         raise InvalidRequestError(
@@ -117,7 +121,21 @@ def connect(
             " all: leave them out, or connect to 'lakehead://host:port', or to what Connection.uri says"
         )
     folder, how = real_path(text), lake or LakeConfig()
-    return shielded(lambda: _connect_folder(folder, how), undo=Connection.close)
+    with _enough_threads():
+        return shielded(lambda: _connect_folder(folder, how), undo=Connection.close)
+
+
+@contextlib.contextmanager
+def _enough_threads() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as e:
+        if "new thread" not in str(e):
+            raise
+        raise OverloadedError(
+            "this process can start no more threads: raise the limit (ulimit -u, ulimit -v), or end other threads, and"
+            " connect again"
+        ) from e
 
 
 def _connect_folder(folder: str, lake: LakeConfig) -> Connection:

@@ -8,6 +8,7 @@ Errors in calls are an `ErrorReply`; in streams they are a Flight error whose ``
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,8 +107,10 @@ class FlightServer(fl.FlightServerBase):
 
     def stop(self) -> None:
         """Take no more connections. Calls under way end when their clients let go, which `wait_stopped` waits for."""
-        self._stopping = threading.Thread(target=self.shutdown, name="lakehead-flight-stop", daemon=True)
-        self._stopping.start()
+        stopping = threading.Thread(target=self.shutdown, name="lakehead-flight-stop", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads: then it ends with the process
+            stopping.start()
+            self._stopping = stopping
 
     def wait_stopped(self, seconds: float) -> bool:
         """Return when no client holds on to the stopped server any more, or after that time; True in the first case."""
