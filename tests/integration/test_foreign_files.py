@@ -184,6 +184,35 @@ def test_values_of_another_type_are_read_or_one_error(
     assert len(con.sql("select * from t where n = 7").fetchall()) == kept
 
 
+NESTED = {
+    "list": (pa.list_(pa.int64()), [[1], None]),
+    "struct": (pa.struct([("a", pa.int64())]), [{"a": 1}, None]),
+    "map": (pa.map_(pa.string(), pa.int64()), [[("k", 1)], None]),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.parametrize(
+    "theirs", [pa.nulls(2), pa.array([7, None]), pa.array(["x", None])], ids=["null", "int", "text"]
+)
+def test_nested_columns_of_another_type_are_null_or_one_error(
+    con: lh.Connection, tmp_path: Path, kind: str, theirs: pa.Array
+) -> None:
+    """Writers write a column without values as one of nulls."""
+    t, values = NESTED[kind]
+    table = con.create_table("t", pa.schema([("c", t)]), lake="iceberg")
+    table.append(pa.table({"c": pa.array(values, t)}))
+    con.tier("t")
+    pq.write_table(pa.table({"c": theirs}), tmp_path / "theirs.parquet")
+    add(table, tmp_path / "theirs.parquet", 2)
+    if theirs.null_count == 2:
+        assert table.scan().to_arrow()["c"].null_count == 3
+        assert con.sql("select count(*), count(c) from t").fetchall() == [(4, 1)]
+    else:
+        with pytest.raises(lh.LakeStateError, match="do not fit"):
+            table.scan().to_arrow()
+
+
 def test_text_in_views_is_read_with_a_condition(con: lh.Connection, tmp_path: Path) -> None:
     table = made(con, 1)
     rows = pa.table({"n": [7], "s": pa.array(["theirs"], pa.string_view())})
@@ -285,6 +314,21 @@ def test_a_copy_removes_no_file_of_the_original(tmp_path: Path) -> None:
         con.drop_table("t", purge=True)
     with lh.connect(tmp_path / "a") as con:
         assert con.table("t").scan().to_arrow().num_rows == 4
+
+
+@pytest.mark.parametrize(
+    "spelled", [lambda at: at + "/", lambda at: at.replace("file://", "file:")], ids=["/", "file:"]
+)
+def test_a_location_that_is_spelled_otherwise_is_the_tables_own(
+    con: lh.Connection, tmp_path: Path, spelled: Callable[[str], str]
+) -> None:
+    table = made(con)
+    ice = table.lake.iceberg()
+    ice.catalog.commit_table(ice, (), (SetLocationUpdate(location=spelled(ice.location())),))
+    write(table, [10])
+    con.tier("t")
+    con.drop_table("t", purge=True)
+    assert not [p for p in files_in(tmp_path / "data" / "lake") if "catalog.db" not in p]
 
 
 @pytest.mark.parametrize("how", ["property", "location"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +69,34 @@ def test_what_runs_ends_with_closed_error(con: lh.Connection, run: Callable[[Any
             engine.close()
         thread.join(0.05)
     assert [type(e) for e in ended] == [lh.ClosedError], ended
+
+
+def test_statements_that_begin_meanwhile_do_not_hinder_closing(con: lh.Connection) -> None:
+    usual, kept = sys.getswitchinterval(), []
+    failed: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            while True:
+                kept.append(con.sql("select 1"))
+        except lh.ClosedError:
+            return
+        except BaseException as e:
+            failed.append(e)
+
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=begin, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(kept) < 50:
+            threads[0].join(0.01)
+        con.close()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+    finally:
+        sys.setswitchinterval(usual)
+    assert not failed
 
 
 def test_what_was_read_before_stays(con: lh.Connection) -> None:

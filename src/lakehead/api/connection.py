@@ -505,12 +505,15 @@ class Connection(Handle, Granting):
                 return
             self._door.close()
             self._leases.close()
-        for engine in list(self._sql.values()):  # others may still ask
-            engine.close()
-        if self._folder is None:
-            self._server.close()
-            return
-        release_folder(self._folder)
+            engines = list(self._sql.values())
+        try:
+            for engine in engines:  # others may still ask
+                engine.close()
+        finally:
+            if self._folder is None:
+                self._server.close()
+            else:
+                release_folder(self._folder)
 
     def __enter__(self) -> Connection:
         return self

@@ -59,14 +59,16 @@ class Reading:
         held: kept alive as long as anything of the statement is: its cursor, its pins.
     """
 
-    def __init__(self, held: duckdb.DuckDBPyConnection, engine: object = None) -> None:
+    def __init__(self, held: duckdb.DuckDBPyConnection, engine: object = None, *, closed: bool = False) -> None:
+        """``closed``: nothing is to run, as the connection was closed before."""
         self.held = held
         self._engine = engine  # whose folder the statement spills to
         self._kept: list[object] = []
         self._failures: list[LakeheadError] = []
         self._less = False  # runs without push-down
         self._turn = threading.RLock()  # of DuckDB's own two calls would wait for each other, or end the process
-        self._runs = self._stopped = self._closed = False
+        self._runs = self._stopped = False
+        self._closed = self._refuses = closed
         keep_in_children(self)
 
     def keep(self, rows: object) -> None:
@@ -139,20 +141,24 @@ class Reading:
             self._interrupt()
         return runs
 
-    def close(self) -> None:
-        """End a call of `run` that another thread has begun, which raises `ClosedError`. Waits for nothing."""
-        self._closed = True
-        if self._runs:
+    def close(self) -> bool:
+        """End a call of `run` that another thread has begun, which raises `ClosedError`; whether there is one. Waits
+        for nothing."""
+        self._closed = True  # first: a call that is about to begin sees it, or is seen
+        runs = self._runs
+        if runs:
             self._interrupt()
+        return runs
 
-    def _require_open(self, e: Exception) -> None:
-        """Raise what it means that a call was ended by `close`."""
-        if self._closed and _ENDED.search(str(e)):
+    def _require_open(self, e: Exception | None = None) -> None:
+        """Raise what it means that a call was ended by `close`, or that nothing may begin any more."""
+        if self._refuses if e is None else self._closed and _ENDED.search(str(e)):
             raise ClosedError("the connection was closed while this ran: connect again") from e
 
     def _unless_stopped(self, call: Callable[[], T], again: Callable[[], T] | None) -> T:
         self._runs = True
         try:
+            self._require_open()
             if self._stopped:
                 raise KeyboardInterrupt
             return self._pushing_less(call, again)
@@ -207,6 +213,7 @@ class Reading:
                 except StopIteration:
                     return
                 again = None
+                self._refuses |= self._closed  # whatever it reads: it would go on for ever
 
         return pa.RecordBatchReader.from_batches(reader.schema, rows())
 

@@ -11,7 +11,10 @@ import duckdb
 from lakehead.api.copied_tables import CopiedTables
 from lakehead.api.relation import Reading
 from lakehead.api.sandbox import catalog_name, make_duckdb
+from lakehead.env.clock import SystemClock
 from lakehead.env.scratch_folders import ScratchFolder
+
+_CLOSES_MAX, _CLOSE_EVERY_SECONDS = 50, 0.01
 
 
 class SqlEngine:
@@ -29,6 +32,7 @@ class SqlEngine:
         self._root = make_duckdb(self._spill, unrestricted=unrestricted)
         self._lock = threading.Lock()
         self._made = 0
+        self._closed = False
         self.copies = CopiedTables(self.catalog)
         self.readings: weakref.WeakSet[Reading] = weakref.WeakSet()
         # Filled by the garbage collector, which may come at any instruction and so takes no lock.
@@ -56,13 +60,22 @@ class SqlEngine:
         return name
 
     def reading(self, cursor: duckdb.DuckDBPyConnection) -> Reading:
-        """What a statement on this cursor holds."""
-        made = Reading(cursor, self)
-        self.readings.add(made)
+        """What a statement on this cursor holds; of one that begins when this is closed already, nothing runs."""
+        with self._lock:
+            made = Reading(cursor, self, closed=self._closed)
+            self.readings.add(made)
         return made
 
     def close(self) -> None:
-        """End what its statements run now, and give back what none of them holds: they may still be asked."""
-        for reading in list(self.readings):
-            reading.close()
+        """End what its statements run now, which takes a moment, and give back what none of them holds: they may still
+        be asked."""
+        with self._lock:
+            self._closed = True
+            readings = list(self.readings)
+        for _ in range(_CLOSES_MAX):
+            # More than once: DuckDB forgets what it was told before it began.
+            running = [reading.close() for reading in readings]
+            if not any(running):
+                break
+            SystemClock().sleep(_CLOSE_EVERY_SECONDS)
         self.copies.clear()

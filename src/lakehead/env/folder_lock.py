@@ -17,6 +17,7 @@ _LOCK = "LOCK"
 _ENDPOINT = "endpoint.json"
 _USER = re.compile(r"//[^/@]*@")
 """Of an address."""
+_LOCAL = re.compile(r"^file:(?://)?(?=/)")
 _log = logging.getLogger("lakehead.env")
 
 
@@ -121,6 +122,7 @@ def catalog_id(lake: LakeConfig) -> str:
     if not lake.catalog:
         return ""
     said = [lake.name, *(str(lake.catalog.get(key, "")) for key in ("type", "uri", "warehouse"))]
+    said[-1] = _LOCAL.sub("", said[-1]).rstrip("/")
     return hashlib.sha256("\n".join(_USER.sub("//", part) for part in said).encode()).hexdigest()[:16]
 
 

@@ -104,14 +104,15 @@ def _require_finite(before: pa.Array, after: pa.Array) -> None:
             grown = pc.and_kleene(pc.is_inf(after), pc.is_finite(before))
             if pc.any(grown).as_py():
                 raise pa.ArrowInvalid(f"Float value {pc.filter(before, grown)[0]} not in range of {after.type}")
-    elif pa.types.is_nested(after.type) and before.type != after.type:
+    elif pa.types.is_nested(after.type) and pa.types.is_nested(before.type) and before.type != after.type:
         for inner in zip(_parts(before), _parts(after), strict=True):
             _require_finite(*inner)
 
 
 def _parts(array: pa.Array) -> list[pa.Array]:
     if pa.types.is_map(array.type):
-        return [array.keys, array.items]
+        whole = pc.take(array, pa.array(range(len(array)), pa.int64()))  # parts of a slice begin elsewhere
+        return [whole.keys, whole.items]
     found: list[pa.Array] = array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]
     return found
 
@@ -216,6 +217,10 @@ def _by_id(fields: Iterable[pa.Field]) -> dict[int | None, int]:
     return {i: at for at, f in enumerate(fields) if (i := field_id(f)) is not None}
 
 
+def _is_list(t: pa.DataType) -> bool:
+    return pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t)
+
+
 def same_inside(written: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values have the same fields inside, by id, name and place."""
     a, b = children(written), children(wanted)
@@ -228,6 +233,10 @@ def _pick(array: pa.Array, there: pa.DataType, wanted: pa.DataType) -> Any:
     """The array with the fields inside that are wanted, by their names; their types may be narrower still."""
     if not pa.types.is_nested(wanted) or same_inside(there, wanted):
         return array
+    if pa.types.is_null(there):  # as writers write a column without values
+        return pa.nulls(len(array), wanted)
+    if not any(is_one(there) and is_one(wanted) for is_one in (pa.types.is_struct, pa.types.is_map, _is_list)):
+        raise pa.ArrowInvalid(f"{there} is no {wanted}")
     array = pc.take(array, pa.array(range(len(array)), pa.int64()))  # parts of a slice begin elsewhere
     if pa.types.is_struct(wanted):
         fields, ids = children(there), _by_id(children(there))

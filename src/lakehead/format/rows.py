@@ -144,10 +144,11 @@ def _to_table(
     if _is_iterator(data):
         data = list(data)
     if isinstance(data, list | tuple):
-        if data and all(_is_part(part) for part in data):
-            parts = [_to_table(part, schema, what, allow_extra=allow_extra) for part in data]
+        rows = data if isinstance(next(iter(data), None), dict) else _rows_of(data)
+        if any(map(_is_tabular, rows[:1])) and all(map(_is_tabular, rows)):
+            parts = [_to_table(part, schema, what, allow_extra=allow_extra) for part in rows]
             return _joined([_with_what_lacks(part, schema, what, fill) for part in parts] if fill else parts, what)
-        return _from_dicts(data, schema, what, allow_extra=allow_extra, fill=fill)
+        return _from_dicts(rows, schema, what, allow_extra=allow_extra, fill=fill)
     if _is_pandas(data, "DataFrame"):
         return _from_pandas(data, schema, what, allow_extra=allow_extra)
     try:
@@ -173,10 +174,12 @@ def _is_tabular(data: object) -> bool:
     return not isinstance(data, pa.Scalar) and (arrow or _is_pandas(data, "DataFrame") or _is_dataset(data))
 
 
-def _is_part(data: object) -> bool:
-    """Whether it holds rows, and is none itself."""
-    rows = isinstance(data, list) and all(isinstance(row, dict) or _is_tabular(row) for row in data)
-    return rows or _is_tabular(data)
+def _rows_of(parts: Sequence[Any]) -> Sequence[Any]:
+    """What lists of dicts, or of tables, hold; all else as it is, which may be refused."""
+    pages = [p for p in parts if isinstance(p, list) and all(isinstance(row, dict) or _is_tabular(row) for row in p)]
+    if len(pages) + sum(map(_is_tabular, parts)) < len(parts):
+        return parts
+    return [row for part in parts for row in (part if isinstance(part, list) else [part])]
 
 
 def _is_dataset(data: object) -> bool:

@@ -51,7 +51,13 @@ from lakehead.format.schema import lake_schema
 from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file, storage_properties
 from lakehead.iceberg.known_metadata import load_table, read_metadata
 from lakehead.iceberg.open_catalog import is_error_of_rest, is_rest, open_catalog, request_errors
-from lakehead.iceberg.own_place import NOT_IN_ADDRESSES, catalog_beside, lake_beside, require_collectable
+from lakehead.iceberg.own_place import (
+    NOT_IN_ADDRESSES,
+    catalog_beside,
+    lake_beside,
+    local_path,
+    require_collectable,
+)
 from lakehead.iceberg.tablets import partition_spec
 from lakehead.iceberg.told_properties import require_storage
 from lakehead.lake.marks import OWNER, TABLE_ID
@@ -221,9 +227,10 @@ class LakeCatalog:
             if purge:
                 require_collectable(table)
             identifier = table.name()
-            own, served = table.location() == self._location(desc), is_rest(self.iceberg)
+            own, served = _is_place(table.location(), self._location(desc)), is_rest(self.iceberg)
+            beside = lake_beside(self.properties) is not None
             try:
-                if purge and (served or (not own and lake_beside(self.properties) is None)):
+                if purge and (served or not (own or beside)):
                     self.iceberg.purge_table(identifier)
                 else:
                     self.iceberg.drop_table(identifier)
@@ -239,11 +246,12 @@ class LakeCatalog:
                     " something else, such as a proxy, answers at its address",
                     catalog=self.name,
                 )
-            if purge and own:
+            chosen = table.location() if own else self._location(desc) if beside else None
+            if purge and chosen is not None:
                 # The folder is this table's alone: what failed commits left there goes too. A server may have removed
-                # it, or let nobody there any more.
+                # it, or let nobody there any more. What another engine put elsewhere, a copy may have, too.
                 with contextlib.suppress(OSError) if served else contextlib.nullcontext():
-                    _remove_folder(table.io, table.location())
+                    _remove_folder(table.io, chosen)
 
     def load(self, desc: TableDescriptor, name: str = "") -> Table:
         """The lake table as it is now.
@@ -334,6 +342,11 @@ class LakeCatalog:
         if "://" not in warehouse:
             return None
         return f"{warehouse.rstrip('/')}/{desc.origin.database}/{desc.origin.table}-{desc.table_id}"
+
+
+def _is_place(location: str, chosen: str | None) -> bool:
+    """Whether a location is the one that was chosen, however it is spelled."""
+    return chosen is not None and local_path(location).rstrip("/") == local_path(chosen).rstrip("/")
 
 
 def _remove_folder(io: FileIO, location: str) -> None:

@@ -68,6 +68,8 @@ def test_catalogs_are_told_apart_and_their_users_are_not() -> None:
 
     assert catalog_id(LakeConfig(name="other")) == ""
     assert of("a:b") == of("c:d") != of("a:b", "lake2") != ""
+    spelled = [{"uri": "x", "warehouse": at} for at in ("file:///b/w", "file:///b/w/", "/b/w", "file:/b/w", "/b/w2")]
+    assert [len({catalog_id(LakeConfig(catalog=c)) for c in some}) for some in (spelled[:4], spelled)] == [1, 2]
 
 
 @pytest.mark.parametrize("note", [b"", b"{", b"[]", b'"uri"', json.dumps({"uri": "lakehead://x:1"}).encode()])

@@ -9,7 +9,7 @@ import pytest
 
 from lakehead.errors import CorruptionError, SchemaChangedError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
-from lakehead.format.read_as import Binding, given_as, may_match_as, read_as, rows_as
+from lakehead.format.read_as import Binding, cast_to, given_as, may_match_as, read_as, rows_as
 from lakehead.predicate import Bound
 from lakehead.types import FIELD_ID, Schemas, TableSchema
 
@@ -223,3 +223,33 @@ def test_rows_of_a_newer_schema_are_not_read() -> None:
     body = encode_body(batch, schema_id=1, stamp=WriterStamp(bytes(16), 0))
     with pytest.raises(SchemaChangedError):
         read_as(body, schemas)
+
+
+DOUBLES = [[1.5], [2.5, -3.0], None, [], [float("inf")], [1e300], [float("nan")]]
+WIDE = pa.float64()
+NESTS = {
+    "list": (lambda t: pa.list_(t), lambda v: v),
+    "large list": (lambda t: pa.large_list(t), lambda v: v),
+    "map": (lambda t: pa.map_(pa.string(), t), lambda v: None if v is None else [(str(i), x) for i, x in enumerate(v)]),
+    "struct": (lambda t: pa.struct([("x", pa.list_(t))]), lambda v: None if v is None else {"x": v}),
+    "list of maps": (
+        lambda t: pa.list_(pa.map_(pa.string(), t)),
+        lambda v: None if v is None else [[(str(i), x)] for i, x in enumerate(v)],
+    ),
+}
+
+
+@pytest.mark.parametrize("nest", NESTS)
+def test_doubles_inside_that_fit_are_floats_and_others_are_refused_where_they_are_seen(nest: str) -> None:
+    """Slices too, of which parts hold more than is seen."""
+    of, value = NESTS[nest]
+    array = pa.array([value(v) for v in DOUBLES], of(WIDE))
+    schema = pa.schema([("c", of(pa.float32()))])
+    for start in range(len(DOUBLES)):
+        for end in range(start, len(DOUBLES) + 1):
+            batch = pa.RecordBatch.from_arrays([array.slice(start, end - start)], names=["c"])
+            if start <= 5 < end:
+                with pytest.raises(pa.ArrowInvalid, match="not in range"):
+                    cast_to(schema, batch)
+            else:
+                assert str(cast_to(schema, batch)["c"].to_pylist()) == str(batch["c"].to_pylist())

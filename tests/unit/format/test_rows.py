@@ -83,11 +83,15 @@ def test_parts_may_be_lists_of_rows() -> None:
     """A page of dicts at a time, or the batches of a table, as programs read them elsewhere."""
     schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
     table = pa.table({"k": [3]})
-    parts = [[{"k": 1}], [{"k": 2, "v": "x"}], [], table, table.to_batches(), [table, table]]
-    for data in (parts, iter(parts)):
+    pages = [[{"k": 1}], [{"k": 2, "v": "x"}], []]
+    for data in (pages, iter(pages)):
         rows = to_arrow_table(data, schema, what="rows", fill={"v": "y"})
-        assert rows["k"].to_pylist() == [1, 2, 3, 3, 3, 3]
-        assert rows["v"].to_pylist() == ["y", "x", "y", "y", "y", "y"]
+        assert rows.to_pydict() == {"k": [1, 2], "v": ["y", "x"]}
+    for data in ([table, table.to_batches(), [table, table], []], iter([table.to_batches()] * 4)):
+        assert to_arrow_table(data, schema, what="rows").to_pydict() == {"k": [3, 3, 3, 3]}
+    for odd in (pages, [[1, 2]], [[{"k": 1}], 5], [[{"k": 1}], {"k": 2}], [[{"k": 1}], table]):
+        with pytest.raises(SchemaMismatchError):
+            to_arrow_table(odd, schema, what="rows")
 
 
 def test_one_dict_is_one_row_and_nothing_is_no_row() -> None:
