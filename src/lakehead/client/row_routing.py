@@ -17,7 +17,7 @@ from lakehead.format.joins import rows_at, table_batches
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
 
 Rows = npt.NDArray[np.int64]
-SHARE_ROWS = 1 << 14
+SHARE_ROWS = 1 << 13
 """Rows of an unkeyed batch that are worth a tablet of their own: with fewer, threads that wake each other take longer
 than one that does it all."""
 _FRAME_ROWS = 4096

@@ -78,6 +78,7 @@ def test_a_large_batch_without_a_bucket_key_is_shared_by_buckets() -> None:
         "neighbours stay together"
     )
     assert len(set(placed(desc, batch.slice(0, 2 * SHARE_ROWS - 1), unkeyed_bucket=3))) == 1
+    assert [len(set(placed(desc, batch.slice(0, n)))) for n in (10_000, 20_000)] == [1, 2]
 
 
 @pytest.mark.parametrize("buckets", [7, 8, 9, 1000, 70_000])
