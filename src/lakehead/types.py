@@ -507,9 +507,8 @@ class TableDescriptor:
 
     def may_have(self, key: TabletKey) -> bool:
         """Whether a tablet of the table may be called so."""
-        if not 0 <= key.bucket < self.buckets:
-            return False
-        return key.partition in self._known_partitions or self._may_have_partition(key.partition)
+        there = 0 <= key.bucket < self.buckets
+        return there and (key.partition in self._known_partitions or self._may_have_partition(key.partition))
 
     @cached_property
     def _known_partitions(self) -> dict[str, tuple[PartitionValue, ...]]:
@@ -523,11 +522,10 @@ class TableDescriptor:
             canonical = partition_name(self.partition_by, values)
         except (ValueError, IndexError, ArithmeticError):
             return False
-        if canonical != name:
-            return False
-        if len(self._known_partitions) < PARTITIONS_KNOWN_MAX and len(name) <= _KNOWN_NAME_MAX:
+        is_one = canonical == name
+        if is_one and len(self._known_partitions) < PARTITIONS_KNOWN_MAX and len(name) <= _KNOWN_NAME_MAX:
             self._known_partitions[name] = values
-        return True
+        return is_one
 
     def tablet_key(self, tablet: TabletId) -> TabletKey:
         """Inverse of `tablet_id`."""
@@ -556,6 +554,8 @@ def partition_name(columns: tuple[str, ...], values: tuple[PartitionValue, ...])
 
     Dates and timestamps are ISO 8601 (a zone's timestamp in UTC), binary is hexadecimal, booleans ``true``/``false``.
     """
+    if len(values) != len(columns):
+        raise ValueError(f"{values!r} names no partition by {', '.join(columns) or 'nothing'}")
     return "&".join(f"{c}={quote(_value_text(v), safe='')}" for c, v in zip(columns, values, strict=True))
 
 

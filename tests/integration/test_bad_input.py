@@ -151,7 +151,7 @@ CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]]
     "subscribe to a partition that cannot be": (
         lambda t: t.log.subscribe({lh.TabletId(("a",), 0): 0}),
         lh.InvalidRequestError,
-        "partitioned by nothing",
+        "no partition by nothing",
     ),
     "subscribe to a bucket in words": (lambda t: at(t, 0, bucket="0"), lh.InvalidRequestError, "must map TabletId"),
     "scan of a number": (lambda t: t.log.scan(columns=5), lh.InvalidRequestError, "list of names"),  # type: ignore[arg-type]

@@ -104,6 +104,9 @@ if used == "alone":  # what is left of a connection
     held = con.sql("select * from t")
     con = None
     gc.collect()
+if used == "catalog":  # which has a DuckDB of its own
+    held = con.sql("select count(*) from duckdb_tables()")
+    assert held.fetchone() is not None
 if used == "stream":
     held = table.subscribe("earliest")
     next(held)
@@ -129,7 +132,7 @@ assert table.get({"k": 10}) == {"k": 10}
 
 
 @pytest.mark.parametrize("how", ["exits", "closes", "drops"])
-@pytest.mark.parametrize("used", ["calls", "sql", "relation", "alone", "stream", "scan"])
+@pytest.mark.parametrize("used", ["calls", "sql", "relation", "alone", "catalog", "stream", "scan"])
 def test_a_child_may_let_go_of_what_it_inherits(tmp_path: Path, used: str, how: str) -> None:
     """What libraries have threads for: their destructors would wait for them, or end the child by a signal."""
     command = [sys.executable, "-W", "ignore", "-c", _CHILD_LETS_GO, str(tmp_path), used, how]

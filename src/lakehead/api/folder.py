@@ -84,28 +84,29 @@ def _look(folder: str, lake: LakeConfig, gone: Reached | None) -> Reached | None
     Raises:
         UnavailableError: that one had its lakes elsewhere, so this process may not follow it.
     """
+    follows = gone is None or gone.lake in (None, catalog_id(lake))
     with _hosts_lock:
         if folder in _hosts:
             host, users = _hosts[folder]
             _hosts[folder] = (host, users + 1)
             return Reached(host.endpoint, host.uri, None)
-        lock = FolderLock.try_acquire(folder)
+        # Not for a moment where it is another's to have: a server that starts then would not get it.
+        lock = FolderLock.try_acquire(folder) if follows else None
         if lock is not None:
-            if gone is not None and gone.lake not in (None, catalog_id(lake)):
-                lock.forget()
-                raise UnavailableError(
-                    f"the server of {folder} has ended, and this process may not take its place: it had its lakes in"
-                    " another catalog than this connection was given (lake=, or --config). Start that server again, or"
-                    " connect with its lake="
-                )
             host = host_folder(folder, lock, ServerConfig(unix=True, lake=lake))
             _hosts[folder] = (host, 1)
             return Reached(host.endpoint, host.uri, None)
     note = read_announcement(folder)
-    if note is None:
-        return None
-    owner = (note["uri"], note.get("pid", ""))
-    return None if gone is not None and owner == gone.owner else _attach(note, owner)
+    owner = None if note is None else (note["uri"], note.get("pid", ""))
+    if note is not None and owner is not None and (gone is None or owner != gone.owner):
+        return _attach(note, owner)
+    if not follows:
+        raise UnavailableError(
+            f"the server of {folder} has ended, and this process may not take its place: it had its lakes in another"
+            " catalog than this connection was given (lake=, or --config). Start that server again, or connect with its"
+            " lake="
+        )
+    return None
 
 
 def _attach(note: dict[str, str], owner: tuple[str, str]) -> Reached | None:

@@ -37,8 +37,10 @@ _HERE = ("show",)
 """What writes to the caller's output, which notebooks tell apart by thread; DuckDB itself looks for interrupts then."""
 
 INTERRUPTED = "Query interrupted"
-_ENDED = re.compile(rf"^INTERRUPT Error|{INTERRUPTED}")
 """DuckDB's words for Ctrl-C."""
+
+_ENDED = re.compile(rf"^INTERRUPT Error|{INTERRUPTED}")
+"""Its words for what another thread has ended."""
 
 _MET_BY_ROWS = re.compile(r"(?:\A|Python exception: .*^)KeyboardInterrupt", re.DOTALL | re.MULTILINE)
 
@@ -136,15 +138,15 @@ class Reading:
     def stop(self) -> bool:
         """End a call of `run`, now or later, which is part of something that is stopped; False: there is none now."""
         self._stopped = True  # first: a call that is about to begin sees it, or is seen
-        runs = self._runs
-        if runs:
-            self._interrupt()
-        return runs
+        return self._ended()
 
     def close(self) -> bool:
         """End a call of `run` that another thread has begun, which raises `ClosedError`; whether there is one. Waits
         for nothing."""
-        self._closed = True  # first: a call that is about to begin sees it, or is seen
+        self._closed = True
+        return self._ended()
+
+    def _ended(self) -> bool:
         runs = self._runs
         if runs:
             self._interrupt()

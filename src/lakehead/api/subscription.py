@@ -204,10 +204,6 @@ def _whole(offset: Any) -> int:
 
 def _by_key(desc: TableDescriptor, offsets: Mapping[Any, Any], name: str) -> dict[TabletKey, int]:
     try:
-        for tablet in offsets:
-            if isinstance(tablet, TabletId) and len(tablet.partition or ()) != len(desc.partition_by):
-                by = ", ".join(desc.partition_by) or "nothing"
-                raise ValueError(f"{tablet} is no tablet of {desc.path}, which is partitioned by {by}")
         keys = {desc.tablet_key(tablet): _whole(offset) for tablet, offset in offsets.items()}
         found = {TabletKey(key.partition, operator.index(key.bucket)): offset for key, offset in keys.items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as e:

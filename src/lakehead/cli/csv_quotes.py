@@ -1,4 +1,5 @@
-"""Whether a CSV file ends inside a quoted field, told while Arrow reads it, which takes no notice."""
+"""CSV as Arrow reads it: a last line has its end, and whether a file ends inside a quoted field is told, of which Arrow
+takes no notice."""
 
 from __future__ import annotations
 

@@ -90,8 +90,7 @@ class FolderLock:
             self._fd = -1
 
     def forget(self) -> None:
-        """Let go of the lock and leave the word of the owner: in a forked child, whose parent keeps it, and where this
-        process may not be the owner."""
+        """In a forked child: let go of the inherited lock; the parent keeps it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

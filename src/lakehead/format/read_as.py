@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import CorruptionError
+from lakehead.format.arrays import to_arrow
 from lakehead.format.defaults import absent, absent_may_match
 from lakehead.format.frame import FrameBody
 from lakehead.format.statistics import may_match
@@ -93,28 +95,43 @@ def _cast(column: pa.Array, t: pa.DataType) -> pa.Array:
     if column.type == t:
         return column
     cast = column.cast(t)
-    _require_finite(column, cast)
+    if _narrows(column.type, t):
+        _require_finite(column, cast)
     return cast
+
+
+def _narrows(before: pa.DataType, after: pa.DataType) -> bool:
+    """Whether doubles become floats, at any depth."""
+    if pa.types.is_floating(after):
+        return pa.types.is_floating(before) and after.bit_width < before.bit_width
+    pairs = zip(children(before), children(after), strict=False)
+    return any(_narrows(a.type, b.type) for a, b in pairs)
 
 
 def _require_finite(before: pa.Array, after: pa.Array) -> None:
     """Refuse what only became infinite, which Arrow does not, as it does integers."""
+    if not _narrows(before.type, after.type):
+        return
     if pa.types.is_floating(after.type):
-        if pa.types.is_floating(before.type) and after.type.bit_width < before.type.bit_width:
-            grown = pc.and_kleene(pc.is_inf(after), pc.is_finite(before))
-            if pc.any(grown).as_py():
-                raise pa.ArrowInvalid(f"Float value {pc.filter(before, grown)[0]} not in range of {after.type}")
-    elif pa.types.is_nested(after.type) and pa.types.is_nested(before.type) and before.type != after.type:
+        grown = pc.and_kleene(pc.is_inf(after), pc.is_finite(before))
+        if pc.any(grown).as_py():
+            raise pa.ArrowInvalid(f"Float value {pc.filter(before, grown)[0]} not in range of {after.type}")
+    else:
         for inner in zip(_parts(before), _parts(after), strict=True):
             _require_finite(*inner)
 
 
 def _parts(array: pa.Array) -> list[pa.Array]:
     if pa.types.is_map(array.type):
-        whole = pc.take(array, pa.array(range(len(array)), pa.int64()))  # parts of a slice begin elsewhere
+        whole = _alone(array)
         return [whole.keys, whole.items]
     found: list[pa.Array] = array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]
     return found
+
+
+def _alone(array: pa.Array) -> pa.Array:
+    """The same values with parts of their own: those of a slice begin elsewhere, and hold more."""
+    return array.take(to_arrow(np.arange(len(array))))
 
 
 def may_match_as(body: FrameBody, schemas: Schemas, bounds: Iterable[Bound]) -> bool:
@@ -217,10 +234,6 @@ def _by_id(fields: Iterable[pa.Field]) -> dict[int | None, int]:
     return {i: at for at, f in enumerate(fields) if (i := field_id(f)) is not None}
 
 
-def _is_list(t: pa.DataType) -> bool:
-    return pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t)
-
-
 def same_inside(written: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values have the same fields inside, by id, name and place."""
     a, b = children(written), children(wanted)
@@ -235,9 +248,9 @@ def _pick(array: pa.Array, there: pa.DataType, wanted: pa.DataType) -> Any:
         return array
     if pa.types.is_null(there):  # as writers write a column without values
         return pa.nulls(len(array), wanted)
-    if not any(is_one(there) and is_one(wanted) for is_one in (pa.types.is_struct, pa.types.is_map, _is_list)):
+    if any(is_one(there) != is_one(wanted) for is_one in (pa.types.is_nested, pa.types.is_struct, pa.types.is_map)):
         raise pa.ArrowInvalid(f"{there} is no {wanted}")
-    array = pc.take(array, pa.array(range(len(array)), pa.int64()))  # parts of a slice begin elsewhere
+    array = _alone(array)
     if pa.types.is_struct(wanted):
         fields, ids = children(there), _by_id(children(there))
         parts = []

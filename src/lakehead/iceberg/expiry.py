@@ -16,7 +16,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
 from lakehead.errors import CommitConflictError, UnavailableError
 from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.orphans import Reached, metadata_in_use
-from lakehead.iceberg.own_place import may_be_removed, require_collectable, require_own_place
+from lakehead.iceberg.own_place import removable, require_collectable, require_own_place
 from lakehead.iceberg.staging import StagingTransaction
 from lakehead.lake.lake_table import Expired
 from lakehead.protocol.messages import LakeUse
@@ -34,11 +34,11 @@ def expire_snapshots(
     Raises:
         LakeStateError: others may need the files, or have had them written out of the data folder.
     """
+    require_collectable(table)
+    require_own_place(table)
     stay = {ref.snapshot_id for ref in table.metadata.refs.values()}
     for use in in_use():
         stay |= _used(table, use)
-    require_collectable(table)
-    require_own_place(table)
     going = [s for s in table.metadata.snapshots if s.snapshot_id in set(snapshot_ids) - stay]
     if not going:
         return Expired(0, 0)
@@ -48,7 +48,7 @@ def expire_snapshots(
     left = reached.add_current(load_table)
     for use in in_use():
         reached.add_use(use, left.metadata)
-    gone = [p for p in named if p.rpartition("/")[2] not in reached.names and may_be_removed(table, p)]
+    gone = removable(table, (path for path in named if path.rpartition("/")[2] not in reached.names))
     discard_files(table.io, gone)
     return Expired(len(going), len(gone))
 

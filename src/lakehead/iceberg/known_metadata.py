@@ -144,10 +144,7 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     if known is None:
         try:
             known = _Version(location, size, _newest_first(FromInputFile.table_metadata(file)))
-        except (
-            ValidationError,
-            pydantic.ValidationError,
-        ) as e:  # whose text is many lines of what Pydantic makes of it
+        except (ValidationError, pydantic.ValidationError) as e:  # which tell of Pydantic, in many lines
             raise damaged_file(location, ValueError("it is not the metadata of a table")) from e
         except _UNREADABLE as e:
             raise damaged_file(location, e) from e

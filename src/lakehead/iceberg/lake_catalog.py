@@ -204,7 +204,7 @@ class LakeCatalog:
                 f" that a process works in: {give}"
             )
         try:
-            _located(self.properties, warehouse)
+            locate_file(load_file_io(dict(self.properties), warehouse), warehouse)
         except (ValueError, TypeError, ImportError) as e:
             raise InvalidPropertyError(f"lake catalog {self.name!r} has no such storage ({e}): {give}") from e
 
@@ -364,11 +364,6 @@ def _remove_folder(io: FileIO, location: str) -> None:
         except OSError:
             SystemClock().sleep(pause)
     fs.delete_dir(folder)
-
-
-def _located(properties: Mapping[str, str], location: str) -> None:
-    """Find the storage of an address; raises what PyIceberg and Arrow do where there is none."""
-    locate_file(load_file_io(dict(properties), location), location)
 
 
 def lake_names(desc: TableDescriptor) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ would have them in common with the original, and remove what that one still need
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pyiceberg.table import TableProperties
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 NOT_IN_ADDRESSES = "%?#\t\n\r"
 """Where one of these stands, libraries differ in what an address leads to, or cut it off there."""
-_SCHEMES = ("file://", "file:", "")
-_WAREHOUSE, _FILE = "file://", "catalog.db"
+SCHEMES = ("file://", "file:", "")
+"""How addresses of local files begin; the first as they are written here."""
+_FILE = "catalog.db"
 _PLACES = (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH)
 
 
 def local_path(address: str) -> str:
     """The path of a local file's address, however it is spelled."""
-    for scheme in _SCHEMES[:2]:
+    for scheme in SCHEMES[:2]:
         if address.startswith(scheme):
             return address[len(scheme) :]
     return address
@@ -47,12 +48,12 @@ def catalog_beside(data_dir: str) -> dict[str, str]:
             path=data_dir,
         )
     folder = os.path.join(data_dir, "lake")
-    return {"type": "sql", "uri": _uri(folder), "warehouse": f"{_WAREHOUSE}{folder}"}
+    return {"type": "sql", "uri": _uri(folder), "warehouse": f"{SCHEMES[0]}{folder}"}
 
 
 def lake_beside(catalog: Mapping[str, str]) -> str | None:
     """The lake folder of a catalog that lies beside the data; None of a catalog elsewhere."""
-    folder = catalog.get("warehouse", "").removeprefix(_WAREHOUSE)
+    folder = catalog.get("warehouse", "").removeprefix(SCHEMES[0])
     return folder if os.path.isabs(folder) and catalog.get("uri") == _uri(folder) else None
 
 
@@ -82,8 +83,8 @@ def require_own_place(table: Table) -> None:
             name = ".".join(table.name())
             raise LakeStateError(
                 f"{what} of lake table {name} leads to {address}, out of the data folder, whose copies would share and"
-                f" remove those files: another engine has set it, so set it back ({table.location()!r} is in"
-                f" {folder!r} by default), or configure a lake of your own place (lake=)",
+                f" remove those files: another engine has set it, so remove it, or set it to a place in {folder}; for a"
+                " lake elsewhere give lake=",
                 table=name,
                 address=address,
             )
@@ -122,7 +123,7 @@ def require_own_folder(table: Table) -> None:
         )
 
 
-def may_be_removed(table: Table, address: str) -> bool:
-    """Whether a file that nothing names any more may go: of a lake beside its data, what lies there."""
+def removable(table: Table, addresses: Iterable[str]) -> list[str]:
+    """Of files that nothing names any more those that may go: of a lake beside its data, what lies there."""
     folder = lake_beside(table.catalog.properties)
-    return folder is None or lies_in(address, folder)
+    return [address for address in addresses if folder is None or lies_in(address, folder)]

@@ -83,9 +83,9 @@ def rounded_columns(schema: Schema, own: pa.Schema) -> frozenset[str]:
     A double that it writes there is read as the float beside it, so neither bounds nor comparisons of what is stored
     tell which rows match.
     """
-    lake = {f.name: f.field_type for f in schema.fields}
-    floats = [f for f in own if f.name in lake and _count(f.type, pa.float32())]
-    return frozenset(f.name for f in floats if _doubles(lake[f.name]) > _count(f.type, pa.float64()))
+    floats = {f.name: f.type for f in own if _count(f.type, pa.float32())}
+    lake = {f.name: f.field_type for f in schema.fields if f.name in floats} if floats else {}
+    return frozenset(name for name, t in lake.items() if _doubles(t) > _count(floats[name], pa.float64()))
 
 
 def _count(t: pa.DataType, wanted: pa.DataType) -> int:

@@ -28,11 +28,10 @@ from lakehead.env.storage import LocalStorage, open_private, storage_errors, syn
 from lakehead.errors import LakeheadError, LakeStateError, UnavailableError
 from lakehead.iceberg.avro_file import Branch, edit_avro
 from lakehead.iceberg.lake_catalog import lake_names
-from lakehead.iceberg.own_place import lies_in, local_path
+from lakehead.iceberg.own_place import SCHEMES, lies_in, local_path
 from lakehead.lake.marks import OWNER
 from lakehead.types import TableDescriptor
 
-_SCHEMES = ("file://", "file:", "")
 _PATH_FIELD = 2147483546
 """Field id of ``file_path`` in position-delete files."""
 _MOVED_NAME = re.compile(r"-m[0-9a-f]{8}(?=\.)")
@@ -48,7 +47,7 @@ class Move:
 
     def address(self, address: str) -> str:
         """An address as it is after the move, spelled as before; one that lies elsewhere stays."""
-        for scheme in _SCHEMES:
+        for scheme in SCHEMES:
             if address == scheme + self.old or address.startswith(f"{scheme}{self.old}/"):
                 return scheme + self.new + address[len(scheme) + len(self.old) :]
         return address
