@@ -6,6 +6,7 @@ are plain ones: a server of many small tables would run out of mappings.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -60,6 +61,7 @@ class GrowingArray:
         try:
             held.resize(rows * self._row_bytes)
             before = rows
+            _in_large_pages(held)
         except (BufferError, SystemError):  # someone has the array; a system that cannot move pages
             return False
         except OSError as e:
@@ -76,14 +78,20 @@ class GrowingArray:
             new = mmap.mmap(-1, size, **_PRIVATE)
         except OSError as e:
             raise MemoryError(f"no memory for {rows:,} rows of {self._row_bytes} bytes") from e
-        if size >= _HUGE_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
-            new.madvise(mmap.MADV_HUGEPAGE)
+        _in_large_pages(new)
         self._map = new
         return self._shaped(new, rows)
 
     def _shaped(self, held: mmap.mmap, rows: int) -> npt.NDArray[Any]:
         values = np.frombuffer(held, self._dtype, rows * (self._width or 1))
         return values.reshape(rows, self._width) if self._width else values
+
+
+def _in_large_pages(held: mmap.mmap) -> None:
+    """Ask for them, which counts for what is touched from now on; a system that has none refuses."""
+    if len(held) >= _HUGE_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            held.madvise(mmap.MADV_HUGEPAGE)
 
 
 _PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

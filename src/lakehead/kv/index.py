@@ -28,14 +28,10 @@ class KeyIndex:
     """Open addressing over 16-byte entries. Not thread-safe: its tablet's lock guards it.
 
     It grows by doubling, and no change waits for it: changes that come after move a few entries each (`kernels`), and
-    what is kept by slot grows in place.
-
-    Args:
-        seed: a secret that keys are hashed with, those of `encode_keys` too.
+    what is kept by slot grows in place. All keys that it is ever given are of one seed (`encode_keys`).
     """
 
-    def __init__(self, seed: np.uint64) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self._entries = _entries(2 * _SLOTS_MIN)
         self._before, self._moved = _entries(0), np.zeros(2, np.int64)
         self._live_offsets = GrowingArray(np.int64)
@@ -73,7 +69,7 @@ class KeyIndex:
     def probe(self, keys: KeyBatch) -> npt.NDArray[np.int64]:
         """Slot of each key, -1 when there is no live row."""
         out = np.empty(len(keys.keys), np.int64)
-        self._each_table(kernels.probe, keys, out)
+        self._run(kernels.probe, keys, out)
         return out
 
     def apply(
@@ -84,7 +80,7 @@ class KeyIndex:
         self._move(max(_MOVES_A_KEY * len(keys.keys), _MOVES_MIN))
         out = np.empty(len(keys.keys), np.int64)
         live, free = self._live_offsets.array, self._free.array
-        self._each_table(kernels.apply_changes, keys, deleted, row_offsets, live, free, self._state, out)
+        self._run(kernels.apply_changes, keys, deleted, row_offsets, live, free, self._state, out)
         return out
 
     def renew(self, slots: npt.NDArray[np.int64], row_offsets: npt.NDArray[np.int64]) -> None:
@@ -92,29 +88,22 @@ class KeyIndex:
         self._move(max(_MOVES_A_KEY * len(slots), _MOVES_MIN))
         self._live_offsets.array[slots] = row_offsets
 
-    def _each_table(self, kernel: Any, keys: KeyBatch, *more: object) -> None:
-        """Have a kernel do, for each table, those keys that belong to it. To choose a table for each key would count
-        its arrays as used and as free again, key by key, which takes three times as long."""
-        n = len(self._before)
-        for table, staying in ((self._before, True), (self._entries, False)):
-            if len(table):
-                kernel(
-                    table.array,
-                    home_shift(len(table)),
-                    n,
-                    home_shift(n),
-                    self._moved,
-                    staying,
-                    self._seed,
-                    keys.keys,
-                    keys.exact,
-                    keys.offsets,
-                    keys.data,
-                    self._starts.array,
-                    self._lengths.array,
-                    self._arena.array,
-                    *more,
-                )
+    def _run(self, kernel: Any, keys: KeyBatch, *more: object) -> None:
+        kernel(
+            self._entries.array,
+            home_shift(len(self._entries)),
+            self._before.array,
+            home_shift(len(self._before)),
+            self._moved,
+            keys.keys,
+            keys.exact,
+            keys.offsets,
+            keys.data,
+            self._starts.array,
+            self._lengths.array,
+            self._arena.array,
+            *more,
+        )
 
     def _move(self, entries: int) -> None:
         """Go on with moving what was there before the index grew."""
@@ -122,7 +111,7 @@ class KeyIndex:
         if not n:
             return
         shift = home_shift(len(self._entries))
-        kernels.move_entries(self._before.array, self._moved, entries, self._entries.array, shift, self._seed)
+        kernels.move_entries(self._before.array, self._moved, entries, self._entries.array, shift)
         if self._moved[1] == n:
             self._before = _entries(0)
 

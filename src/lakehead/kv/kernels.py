@@ -4,9 +4,10 @@ All arguments are typed numpy arrays. Callers guarantee: ``entries`` has a power
 empty one, arrays indexed by slot are longer than every slot in ``entries``, and key offsets are ascending; ``exact``
 keys have none.
 
-An index entry is ``(key, slot + 1)``; slot + 1 = 0 is empty. ``exact`` keys are the key itself, others are 64-bit
-hashes whose bytes are compared in ``arena`` at the slot's ``key_start`` and ``key_length``. Linear probing from the
-high bits of the mixed key; removal shifts later entries back, so that there are no tombstones.
+``keys`` are 64 mixed bits, uint64: those of a number (``exact``), which no other number has, or a hash, whose bytes
+are compared in ``arena`` at the slot's ``key_start`` and ``key_length``. An index entry is ``(key, slot + 1)``;
+slot + 1 = 0 is empty. Linear probing from the high bits of the key; removal shifts later entries back, so that there
+are no tombstones.
 
 An index that grew has two tables for a while: entries move from ``before``, the smaller one, to ``entries`` bit by bit,
 in the order of their homes. ``moved`` is where that began and how far it is: where a key's home is says which table it
@@ -30,6 +31,8 @@ from numba.core.runtime.nrt import rtsys
 from lakehead.env.storage import storage_errors
 
 _TOUCHED = 64
+_KEY, _SLOT = np.uint64(0), np.uint64(1)
+"""What is where in an entry."""
 
 
 class _Compiled(FunctionCache):
@@ -57,13 +60,21 @@ def _least(a: Any, b: Any) -> Any:
 
 @_jit
 def mix(key: Any, seed: Any) -> Any:
-    """Finalizer of MurmurHash3 (64 bit), keyed before each of its rounds: spreads keys over the table."""
+    """Finalizer of MurmurHash3 (64 bit), keyed before each of its rounds: spreads keys over the table. No two have the
+    same: each of its steps can be undone."""
     h = np.uint64(key) ^ seed
     h ^= h >> np.uint64(33)
     h *= np.uint64(0xFF51AFD7ED558CCD)
     h ^= (h >> np.uint64(33)) ^ (seed << np.uint64(32)) ^ (seed >> np.uint64(32))
     h *= np.uint64(0xC4CEB9FE1A85EC53)
     return h ^ (h >> np.uint64(33))
+
+
+@_jit
+def mix_keys(numbers: Any, seed: Any, out: Any) -> None:
+    """The exact keys of these numbers: several at a time, as only a loop of nothing else is compiled."""
+    for i in range(len(numbers)):
+        out[i] = mix(numbers[i], seed)
 
 
 @_jit
@@ -93,14 +104,14 @@ def _put_word(out: Any, at: Any, word: Any) -> None:
 
 @_jit
 def hash_keys(offsets: Any, data: Any, seed: Any, out: Any) -> None:
-    """64-bit hashes of the encoded keys ``data[offsets[i]:offsets[i + 1]]``."""
+    """Hashes of the encoded keys ``data[offsets[i]:offsets[i + 1]]``."""
     for i in range(len(out)):
         at, end = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
         h = end - at
         while at + np.uint64(8) <= end:
             h = mix(h ^ _word(data, at), seed)
             at += np.uint64(8)
-        out[i] = np.int64(mix(h ^ mix(_last_word(data, at, end) + (end - at), seed), seed))
+        out[i] = mix(h ^ mix(_last_word(data, at, end) + (end - at), seed), seed)
 
 
 @_jit
@@ -144,73 +155,76 @@ def _same_key(offsets: Any, data: Any, i: Any, j: Any) -> Any:
 
 
 @_jit
-def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: Any, data: Any, i: Any, starts: Any,
-          lengths: Any, arena: Any) -> Any:  # fmt: skip
-    """Position of key i in the index, or of the empty entry where it belongs."""
-    mask = len(entries) - 1
-    p = np.int64(mix(key, seed) >> shift)
-    while entries[p, 1] != 0:
-        if entries[p, 0] == key:
+def _find(entries: Any, shift: Any, key: Any, exact: Any, offsets: Any, data: Any, i: Any, starts: Any, lengths: Any,
+          arena: Any) -> Any:  # fmt: skip
+    """Position, unsigned as those of `_word`, of key i in the index, or of the empty entry where it belongs."""
+    mask = np.uint64(len(entries) - 1)
+    p = key >> shift
+    while entries[p, _SLOT] != 0:
+        if np.uint64(entries[p, _KEY]) == key:
             if exact:
                 return p
-            slot = entries[p, 1] - 1
+            slot = entries[p, _SLOT] - 1
             n = offsets[i + 1] - offsets[i]
             if lengths[slot] == n and _same(arena, starts[slot], data, offsets[i], n):
                 return p
-        p = (p + 1) & mask
+        p = (p + np.uint64(1)) & mask
     return p
 
 
 @_jit
-def _stays(n: Any, before_shift: Any, moved: Any, seed: Any, key: Any) -> Any:
-    """Whether a key's home has not moved from the smaller table, of n entries, yet."""
-    return n > 0 and ((np.int64(mix(key, seed) >> before_shift) - moved[0]) & (n - 1)) >= moved[1]
+def _stays(before: Any, before_shift: Any, moved: Any, key: Any) -> Any:
+    """Whether there are two tables, and a key's home has not moved from the smaller one yet."""
+    n = len(before)
+    return n > 0 and ((np.int64(key >> before_shift) - moved[0]) & (n - 1)) >= moved[1]
 
 
 @_jit
-def _touch(entries: Any, shift: Any, n: Any, before_shift: Any, moved: Any, staying: Any, seed: Any, keys: Any,
-           start: Any) -> Any:  # fmt: skip
-    """Load where those of the next keys belong that are this table's, all at once: one after the other each would wait
-    for memory. What is returned depends on the loads and must be returned by the kernel, or the compiler leaves them
-    out."""
+def _touch(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, keys: Any, start: Any) -> Any:
+    """Load where the next keys belong, all at once: one after the other each would wait for memory. What is returned
+    depends on the loads and must be returned by the kernel, or the compiler leaves them out."""
     seen = np.int64(0)
     for i in range(start, _least(start + _TOUCHED, len(keys))):
-        if n == 0 or _stays(n, before_shift, moved, seed, keys[i]) == staying:
-            seen ^= entries[np.int64(mix(keys[i], seed) >> shift), 1]
+        if _stays(before, before_shift, moved, keys[i]):
+            seen ^= before[keys[i] >> before_shift, _SLOT]
+        else:
+            seen ^= entries[keys[i] >> shift, _SLOT]
     return seen
 
 
 @_jit
-def probe(entries: Any, shift: Any, n: Any, before_shift: Any, moved: Any, staying: Any, seed: Any, keys: Any,
-          exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, out: Any) -> Any:  # fmt: skip
-    """Slot of each key that belongs to this table, -1 when it is not in the index."""
+def probe(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, keys: Any, exact: Any, offsets: Any,
+          data: Any, starts: Any, lengths: Any, arena: Any, out: Any) -> Any:  # fmt: skip
+    """Slot of each key, -1 when it is not in the index."""
     seen = np.int64(0)
     for i in range(len(keys)):
         if i % _TOUCHED == 0:
-            seen ^= _touch(entries, shift, n, before_shift, moved, staying, seed, keys, i)
-        if n == 0 or _stays(n, before_shift, moved, seed, keys[i]) == staying:
-            p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
-            out[i] = entries[p, 1] - 1
+            seen ^= _touch(entries, shift, before, before_shift, moved, keys, i)
+        if _stays(before, before_shift, moved, keys[i]):
+            p = _find(before, before_shift, keys[i], exact, offsets, data, i, starts, lengths, arena)
+            out[i] = before[p, _SLOT] - 1
+        else:
+            p = _find(entries, shift, keys[i], exact, offsets, data, i, starts, lengths, arena)
+            out[i] = entries[p, _SLOT] - 1
     return seen
 
 
 @_jit
-def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, shift: Any, seed: Any,
-                    prior: Any) -> None:  # fmt: skip
+def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, shift: Any, prior: Any) -> None:
     """For each row the latest earlier row with the same key, or -1.
 
     ``table`` is scratch: zeros, a power of two long, at least twice the rows.
     """
-    mask = len(table) - 1
+    mask = np.uint64(len(table) - 1)
     for i in range(len(keys)):
-        p = np.int64(mix(keys[i], seed) >> shift)
+        p = keys[i] >> shift
         prior[i] = -1
         while table[p] != 0:
             j = table[p] - 1
             if keys[j] == keys[i] and (exact or _same_key(offsets, data, i, j)):
                 prior[i] = j
                 break
-            p = (p + 1) & mask
+            p = (p + np.uint64(1)) & mask
         table[p] = i + 1
 
 
@@ -364,12 +378,12 @@ def plan_delete(slots: Any, prior: Any, live_offsets: Any, change: Any, prev: An
 
 
 @_jit
-def _remove(entries: Any, shift: Any, seed: Any, p: Any) -> None:
+def _remove(entries: Any, shift: Any, p: Any) -> None:
     mask = len(entries) - 1
     hole = p
     q = (p + 1) & mask
     while entries[q, 1] != 0:
-        home = np.int64(mix(entries[q, 0], seed) >> shift)
+        home = np.int64(np.uint64(entries[q, 0]) >> shift)
         # The entry may move into the hole unless its home lies cyclically in (hole, q].
         if ((q - home) & mask) >= ((q - hole) & mask):
             entries[hole, 0] = entries[q, 0]
@@ -381,10 +395,10 @@ def _remove(entries: Any, shift: Any, seed: Any, p: Any) -> None:
 
 
 @_jit
-def apply_changes(entries: Any, shift: Any, n: Any, before_shift: Any, moved: Any, staying: Any, seed: Any, keys: Any,
-                  exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, deleted: Any,
-                  row_offsets: Any, live_offsets: Any, free: Any, state: Any, out: Any) -> Any:  # fmt: skip
-    """Apply those of the records, in log order, whose keys belong to this table.
+def apply_changes(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, keys: Any, exact: Any,
+                  offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, deleted: Any, row_offsets: Any,
+                  live_offsets: Any, free: Any, state: Any, out: Any) -> Any:  # fmt: skip
+    """Apply these records in log order.
 
     ``state`` = [next unused slot, number of free slots, arena end, arena garbage, live rows], updated in place;
     ``out[i]`` is the slot of record i, -1 for a delete of an absent key.
@@ -392,11 +406,15 @@ def apply_changes(entries: Any, shift: Any, n: Any, before_shift: Any, moved: An
     seen = np.int64(0)
     for i in range(len(keys)):
         if i % _TOUCHED == 0:
-            seen ^= _touch(entries, shift, n, before_shift, moved, staying, seed, keys, i)
-        if n > 0 and _stays(n, before_shift, moved, seed, keys[i]) != staying:
-            continue
-        p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
-        slot = entries[p, 1] - 1
+            seen ^= _touch(entries, shift, before, before_shift, moved, keys, i)
+        # A name for the table that it is would be counted as used and as free again, key by key.
+        stays = _stays(before, before_shift, moved, keys[i])
+        if stays:
+            p = _find(before, before_shift, keys[i], exact, offsets, data, i, starts, lengths, arena)
+            slot = before[p, _SLOT] - 1
+        else:
+            p = _find(entries, shift, keys[i], exact, offsets, data, i, starts, lengths, arena)
+            slot = entries[p, _SLOT] - 1
         if deleted[i]:
             out[i] = slot
             if slot >= 0:
@@ -406,7 +424,10 @@ def apply_changes(entries: Any, shift: Any, n: Any, before_shift: Any, moved: An
                 state[4] -= 1
                 if not exact:
                     state[3] += lengths[slot]
-                _remove(entries, shift, seed, p)
+                if stays:
+                    _remove(before, before_shift, np.int64(p))
+                else:
+                    _remove(entries, shift, np.int64(p))
             continue
         if slot < 0:
             if state[1] > 0:
@@ -415,8 +436,10 @@ def apply_changes(entries: Any, shift: Any, n: Any, before_shift: Any, moved: An
             else:
                 slot = state[0]
                 state[0] += 1
-            entries[p, 0] = keys[i]
-            entries[p, 1] = slot + 1
+            if stays:
+                before[p, _KEY], before[p, _SLOT] = np.int64(keys[i]), slot + 1
+            else:
+                entries[p, _KEY], entries[p, _SLOT] = np.int64(keys[i]), slot + 1
             state[4] += 1
             if not exact:
                 many = offsets[i + 1] - offsets[i]
@@ -440,22 +463,22 @@ def begin_of_move(before: Any) -> Any:
 
 
 @_jit
-def move_entries(before: Any, moved: Any, many: Any, entries: Any, shift: Any, seed: Any) -> None:
+def move_entries(before: Any, moved: Any, many: Any, entries: Any, shift: Any) -> None:
     """Move what is at the next positions to the larger table, and on until an empty one: from there on all have their
     homes there, too. Only keys that came since the move began are around its end, and less of them than have moved."""
-    mask = len(entries) - 1
+    mask = np.uint64(len(entries) - 1)
     d, n = moved[1], len(before)
     end = _least(d + many, n)
     full = False
     while d < end or full:
-        q = (moved[0] + d) & (n - 1)
-        full = before[q, 1] != 0
+        q = np.uint64((moved[0] + d) & (n - 1))
+        full = before[q, _SLOT] != 0
         if full:
-            p = np.int64(mix(before[q, 0], seed) >> shift)
-            while entries[p, 1] != 0:
-                p = (p + 1) & mask
-            entries[p, 0], entries[p, 1] = before[q, 0], before[q, 1]
-            before[q, 0] = before[q, 1] = 0
+            p = np.uint64(before[q, _KEY]) >> shift
+            while entries[p, _SLOT] != 0:
+                p = (p + np.uint64(1)) & mask
+            entries[p, _KEY], entries[p, _SLOT] = before[q, _KEY], before[q, _SLOT]
+            before[q, _KEY] = before[q, _SLOT] = 0
         d += 1
     moved[1] = _least(d, n)
 

@@ -1,6 +1,6 @@
 """Primary keys as the index needs them: 64-bit values, with the encoded bytes where 64 bits do not tell keys apart.
 
-A single key column of at most eight fixed bytes is its own exact 64-bit key. Every other key is encoded as bytes (fixed
+A single key column of at most eight fixed bytes is an exact 64-bit key. Every other key is encoded as bytes (fixed
 columns as they lie in memory, variable ones with a 4-byte length before them), which is unique per key, and hashed.
 """
 
@@ -21,9 +21,10 @@ _NO_OFFSETS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class KeyBatch:
-    """Keys of n rows: ``keys`` int64[n]; unless ``exact``, encoded bytes ``data[offsets[i]:offsets[i + 1]]``."""
+    """Keys of n rows: ``keys`` uint64[n] as of `lakehead.kv.kernels`; unless ``exact``, encoded bytes
+    ``data[offsets[i]:offsets[i + 1]]``."""
 
-    keys: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64]
     exact: bool
     offsets: npt.NDArray[np.int64]
     data: npt.NDArray[np.uint8]
@@ -32,6 +33,18 @@ class KeyBatch:
         """Some of them, uncopied."""
         offsets = self.offsets if self.exact else self.offsets[start : end + 1]
         return KeyBatch(self.keys[start:end], self.exact, offsets, self.data)
+
+
+def _exact(numbers: npt.NDArray[np.int64], seed: np.uint64) -> KeyBatch:
+    keys = np.empty(len(numbers), np.uint64)
+    kernels.mix_keys(numbers, seed, keys)
+    return KeyBatch(keys, True, _NO_OFFSETS, _NO_BYTES)
+
+
+def _hashed(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8], seed: np.uint64) -> KeyBatch:
+    keys = np.empty(len(offsets) - 1, np.uint64)
+    kernels.hash_keys(offsets, data, seed, keys)
+    return KeyBatch(keys, False, offsets, data)
 
 
 def is_exact(types: Sequence[pa.DataType]) -> bool:
@@ -69,7 +82,7 @@ def encode_key(types: Sequence[pa.DataType], values: Sequence[int | str | bytes]
     """`encode_keys` of one row, whose key columns of these types hold these integers, texts and binaries."""
     widths = [_fixed_width(t) for t in types]
     if len(widths) == 1 and widths[0] is not None:
-        return KeyBatch(np.array(values, np.int64), True, _NO_OFFSETS, _NO_BYTES)
+        return _exact(np.array(values, np.int64), seed)
     data = bytearray()
     for width, value in zip(widths, values, strict=True):
         if isinstance(value, int):
@@ -77,20 +90,18 @@ def encode_key(types: Sequence[pa.DataType], values: Sequence[int | str | bytes]
         else:
             text = value.encode() if isinstance(value, str) else value
             data += len(text).to_bytes(4, "little") + text
-    batch = KeyBatch(np.empty(1, np.int64), False, np.array([0, len(data)]), np.frombuffer(data, np.uint8))
-    kernels.hash_keys(batch.offsets, batch.data, seed, batch.keys)
-    return batch
+    return _hashed(np.array([0, len(data)]), np.frombuffer(data, np.uint8), seed)
 
 
 def encode_keys(columns: Sequence[pa.Array], seed: np.uint64) -> KeyBatch:
-    """Keys of rows given by their key columns, which hold no nulls, in primary-key order; ``seed`` is what keys that
-    are not exact are hashed with: only keys of one seed can be compared."""
+    """Keys of rows given by their key columns, which hold no nulls, in primary-key order; ``seed`` is what
+    they are mixed with: only keys of one seed can be compared."""
     n = len(columns[0])
     if is_exact([c.type for c in columns]):
         width = _fixed_width(columns[0].type)
         raw = fixed_bytes(columns[0], width or 8)
         keys = np.ascontiguousarray(raw).view(f"<i{width}").reshape(-1).astype(np.int64, copy=False)
-        return KeyBatch(keys, True, _NO_OFFSETS, _NO_BYTES)
+        return _exact(keys, seed)
     lengths = np.zeros(n, np.int64)
     for column in columns:
         width = _fixed_width(column.type)
@@ -104,6 +115,4 @@ def encode_keys(columns: Sequence[pa.Array], seed: np.uint64) -> KeyBatch:
             kernels.scatter_fixed(data, cursor, np.ascontiguousarray(fixed_bytes(column, width)))
         else:
             kernels.scatter_bytes(data, cursor, *value_bytes(column))
-    keys = np.empty(n, np.int64)
-    kernels.hash_keys(offsets, data, seed, keys)
-    return KeyBatch(keys, False, offsets, data)
+    return _hashed(offsets, data, seed)

@@ -32,7 +32,7 @@ class PrefixIndex:
 
     def __init__(self, seed: np.uint64) -> None:
         self._seed = seed
-        self._index = KeyIndex(seed)
+        self._index = KeyIndex()
         self._heads = GrowingArray(np.int64, 2)  # of each prefix: one more than its newest slot, and how many it has
         self._links = GrowingArray(np.int64, 3)  # of each slot, one more than: the next, the one before, its prefix
 

@@ -109,7 +109,7 @@ class KvTablet:
 
     def clear(self) -> None:
         """Hold no rows, and give their memory back: whoever still refers to this does not keep it."""
-        self._index = KeyIndex(self._seed)
+        self._index = KeyIndex()
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in self.schema]
         self._prefixes = PrefixIndex(self._seed) if self._prefix else None
         self._planned: _Planned | None = None
@@ -219,7 +219,6 @@ class KvTablet:
             keys.data,
             np.zeros(size, np.int64),
             home_shift(size),
-            self._seed,
             prior,
         )
         return keys, slots, prior

@@ -76,3 +76,27 @@ def test_small_arrays_take_no_mapping() -> None:
     assert array._map is None
     array.grow(MAPPED)
     assert array._map is not None
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no pages of another size")
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_became_large_asks_for_large_pages_too(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Asked(mmap.mmap):
+        def madvise(self, option: int, *of: int) -> None:
+            asked.append(len(self))
+            if refused:  # as a kernel that was built without them
+                raise OSError(22, "Invalid argument")
+            super().madvise(option, *of)
+
+    monkeypatch.setattr(mmap, "mmap", Asked)
+    array = GrowingArray(np.int64)
+    array.grow(MAPPED)
+    assert asked == []
+    array.array[:] = 3
+    array.grow(16 * MAPPED)
+    assert asked == [128 * MAPPED] and (array.array[:MAPPED] == 3).all()
+    large = GrowingArray(np.int64)
+    large.grow(16 * MAPPED)
+    assert asked == [128 * MAPPED] * 2 and not large.array.any()

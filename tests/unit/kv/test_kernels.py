@@ -35,8 +35,8 @@ def test_rows_of_one_key_are_linked_by_their_bytes_when_all_hashes_are_equal(
 ) -> None:
     offsets, data = np.cumsum([0, *map(len, words)]), np.frombuffer("".join(words).encode(), np.uint8)
     prior = np.full(len(words), 7, np.int64)
-    keys, table = np.full(len(words), 42, np.int64), np.zeros(32, np.int64)
-    kernels.link_duplicates(keys, False, offsets, data, table, np.uint64(59), SEED, prior)
+    keys, table = np.full(len(words), 42, np.uint64), np.zeros(32, np.int64)
+    kernels.link_duplicates(keys, False, offsets, data, table, np.uint64(59), prior)
     assert prior.tolist() == expected
 
 
@@ -44,7 +44,7 @@ def test_exact_keys_are_linked_by_themselves() -> None:
     keys = encode_keys([pa.array([5, 0, 5, -1, 0, 5])], SEED)
     prior = np.full(6, 7, np.int64)
     kernels.link_duplicates(
-        keys.keys, keys.exact, keys.offsets, keys.data, np.zeros(16, np.int64), np.uint64(60), SEED, prior
+        keys.keys, keys.exact, keys.offsets, keys.data, np.zeros(16, np.int64), np.uint64(60), prior
     )
     assert keys.exact and prior.tolist() == [-1, -1, 0, -1, 1, 2]
 
