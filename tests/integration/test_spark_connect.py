@@ -36,9 +36,11 @@ rows.write.format("lakehead").options(**at("a.events")).mode("append").save()
 stream = spark.readStream.format("lakehead").options(**at("a.events", start="full")).load()
 write = stream.writeStream.format("lakehead").options(**at("a.copy", primary_key="event_id"))
 write = write.option("checkpointLocation", checkpoint)
-write.trigger(availableNow=True).start().awaitTermination()
+query = write.trigger(availableNow=True).start()
+query.awaitTermination()
 found["copied"] = read("a.copy").count()
 import lakehead as lh, lakehead.spark as lhs
+found["progress"] = [[p.table, p.lag_rows] for p in lhs.progress(query)]
 refused = []
 calls = [lambda: lhs.attach(spark, uri), lambda: lhs.table(spark, "a.events"), lambda: lhs.sql(spark, "select 1")]
 for call in (*calls, lambda: lhs.session(uri)):
@@ -83,6 +85,7 @@ def test_a_session_of_spark_connect_reads_writes_and_streams(con: lh.Connection,
     assert found["session"] == "pyspark.sql.connect.session"
     assert found["rows"] == [[n, "new" if n == 3 else "old"] for n in range(10)] and found["some"] == 1
     assert found["copied"] == table.scan().count() == 11
+    assert found["progress"] == [["a.events", 0]]
     assert len(found["refused"]) == 4 and all("Spark Connect" in e for e in found["refused"])
 
 

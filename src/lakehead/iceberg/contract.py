@@ -29,6 +29,7 @@ from pyiceberg.types import (
 )
 
 from lakehead.errors import LakeStateError
+from lakehead.iceberg.settings import format_breach
 from lakehead.lake.marks import UNREADABLE, unreadable_property
 from lakehead.types import SYSTEM_FIELDS, TableDescriptor
 
@@ -43,7 +44,6 @@ COMMENTS = "lakehead.comments"
 """Table property: what the table's comments were when the lake table got them, as JSON, by field id of the table."""
 NAME_MAPPING = "schema.name-mapping.default"
 """Table property of Iceberg's: what fields are called in files without field ids, as JSON."""
-FORMAT_VERSION = 2
 _WIDER = {(IntegerType, LongType), (FloatType, DoubleType)}
 
 
@@ -85,9 +85,8 @@ class LakeContract:
 
     def breaches(self, table: Table) -> Iterator[str]:
         """What was changed that may not be, each with what undoes it."""
-        version = table.metadata.format_version
-        if version != FORMAT_VERSION:
-            yield f"it has format version {version} now, not {FORMAT_VERSION}: register its metadata of before"
+        if (found := format_breach(table.metadata.format_version)) is not None:
+            yield found
         yield from _column_breaches(self.columns, table.schema())
         if not same_tablets(self.spec, table.spec()):
             yield (

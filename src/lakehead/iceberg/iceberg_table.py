@@ -11,6 +11,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, UNSORTED_SORT_ORDER_ID
+from pyiceberg.table.update import AddSortOrderUpdate
 
 from lakehead.env.threads import WorkerPool
 from lakehead.errors import (
@@ -173,6 +175,10 @@ class IcebergLakeTable:
             contract = LakeContract.of(table, self._desc)
             owner = {OWNER: self._incarnation, **who} if who else {}
             transaction.set_properties({**mark.to_properties(), **contract.to_properties(), **owner})
+            if table.metadata.sort_order_by_id(UNSORTED_SORT_ORDER_ID) is None:
+                # A table that is created with an order lists that one alone, and Iceberg's own rewrites of such a
+                # table in another order stop: they note the unsorted order for their files.
+                transaction._apply((AddSortOrderUpdate.model_validate({"sort-order": UNSORTED_SORT_ORDER}),))
             _require_new_files(table.io, [*change.added, *deletes])
             staged = transaction.staged()
         except BaseException:

@@ -382,8 +382,16 @@ def _spellings(path: TablePath) -> list[tuple[str, ...]]:
 def _made(create: Callable[[Identifier], Table], catalog: Catalog, name: Identifier, desc: TableDescriptor) -> Table:
     try:
         return create(name)
-    except TableAlreadyExistsError:
-        return _checked(catalog.load_table(name), desc)
+    except TableAlreadyExistsError as e:
+        try:
+            found = catalog.load_table(name)
+        except NoSuchTableError:
+            raise LakeStateError(
+                f"the lake has something called {'.'.join(name)} that is no table, such as a view, or somebody dropped"
+                f" the table at this moment: have it removed there, or choose another name ({e})",
+                table=str(desc.path),
+            ) from e
+        return _checked(found, desc)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from lakehead.iceberg.known_metadata import read_metadata
 from lakehead.iceberg.manifests import manifests_of
 from lakehead.iceberg.own_place import require_collectable, require_own_folder
 from lakehead.iceberg.rowdelta import RowDelta
+from lakehead.iceberg.settings import require_format
 from lakehead.iceberg.staging import StagingTransaction
 from lakehead.lake.marks import CLEANUP
 from lakehead.protocol.messages import LakeUse
@@ -94,6 +95,7 @@ def remove_orphans(
         StorageError: the storage refused; some may be removed.
     """
     table = load_table()
+    require_format(".".join(table.name()), table.metadata.format_version)
     require_collectable(table)
     require_own_folder(table)
     fs, folder = locate_file(table.io, table.location())

@@ -29,6 +29,7 @@ from lakehead.errors import LakeheadError, LakeStateError, UnavailableError
 from lakehead.iceberg.avro_file import Branch, edit_avro
 from lakehead.iceberg.lake_catalog import lake_names
 from lakehead.iceberg.own_place import SCHEMES, lies_in, local_path
+from lakehead.iceberg.settings import require_format
 from lakehead.lake.marks import OWNER
 from lakehead.types import TableDescriptor
 
@@ -80,7 +81,7 @@ def relocate_table(catalog_db: str, catalog_name: str, desc: TableDescriptor, la
         return False
     relocation = _Relocation(move)
     try:
-        made = relocation.metadata(location, owner)
+        made = relocation.metadata(desc, location, owner)
     except (OSError, pa.ArrowException) as e:
         raise UnavailableError(f"the lake of {desc.path} cannot follow its folder to {lake}: {e}", path=lake) from e
     _point(catalog_db, catalog_name, desc, name, location, made)
@@ -128,10 +129,11 @@ class _Relocation:
         self._deletes: dict[str, _DeleteFile | None] = {}
         self._replaced: list[str] = []
 
-    def metadata(self, location: str, owner: str) -> str:
+    def metadata(self, desc: TableDescriptor, location: str, owner: str) -> str:
         """Write all that a metadata file leads to, then the file itself; its new address."""
         at = self._here(location)
         values = _read_metadata(at)
+        require_format(str(desc.path), values.get("format-version"))  # others have files that are unlike these
         moved = self._move.address
         values["location"] = moved(values["location"])
         former = [entry["metadata-file"] for entry in values.get("metadata-log", ())]

@@ -19,6 +19,7 @@ from lakehead.iceberg.told_properties import require_no_code
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+FORMAT_VERSION = 2
 _NONE = "uncompressed"
 """Iceberg's name of no compression; PyIceberg knows Avro's only."""
 
@@ -58,14 +59,32 @@ _READ_BY: Mapping[str, Callable[[str], object]] = {
 }
 
 
+def format_breach(version: object) -> str | None:
+    """What is wrong with a lake table's format version, and what undoes it; None for nothing."""
+    if version == FORMAT_VERSION:
+        return None
+    return f"it has format version {version} now, not {FORMAT_VERSION}: register its metadata of before"
+
+
+def require_format(name: str, version: object) -> None:
+    """That files of a lake table are those that are read and written here.
+
+    Raises:
+        LakeStateError: another engine has upgraded it.
+    """
+    if (found := format_breach(version)) is not None:
+        raise LakeStateError(f"someone changed the lake table of {name}: {found}", table=name)
+
+
 def require_settings(table: Table) -> None:
     """That a table's files can be written as its properties say.
 
     Raises:
         LakeStateError: one of them cannot be read, names a class, or has the files of a lake beside its data written
-            elsewhere.
+            elsewhere; or it has another format version.
         MissingDependencyError: one asks for what is not installed.
     """
+    require_format(".".join(table.name()), table.metadata.format_version)
     require_no_code(table.name(), table.properties)
     require_own_place(table)
     for key, said in table.properties.items():

@@ -46,7 +46,7 @@ from lakehead.spark.foreach_batch import started, writer_of
 from lakehead.spark.handled_errors import handled
 from lakehead.spark.key_join import Alike, names_alike, places_of
 from lakehead.spark.sequence import ordering_text
-from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
+from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number, with_floats
 from lakehead.spark.turns import in_turn
 from lakehead.spark.types import columns_made_of, written_schema
 from lakehead.types import RESERVED_PREFIX
@@ -157,7 +157,7 @@ class ChangeFeed:
                 f"the primary key of {table.name} is {list(table.primary_key)}, and stored_as_scd_type="
                 f"{self.scd_type} with keys={list(self.keys)} needs {list(key)}"
             )
-        rows_for_upsert(handle_of(table).desc, columns.empty_table(), None)
+        _fitting(table, columns.empty_table())
         for name in (_REMEMBERED, START_AT, END_AT):
             if name in columns.names and is_wider(wide := columns.field(name).type, table.schema.field(name).type):
                 remedy = f"widen it, con.sql('alter table {table.name} alter {name} type ...'), or "
@@ -259,7 +259,6 @@ class _Apply:
         self, tables: Sequence[Table], to: Sequence[StagedRows | HeldRows], batches: Iterable[pa.RecordBatch]
     ) -> None:
         """Add what becomes of changes to what is written to the target and to the table beside it."""
-        handles = [handle_of(table) for table in tables]
         target, beside = to
         change = _newest if self.feed.scd_type == 1 else _versions
         for chunk in whole_keys(batches, self.feed.keys):
@@ -268,11 +267,15 @@ class _Apply:
             made = change(self.feed, tables[0], tables[1], chunk)
             # A version that is deleted may come again in the same batch, never the other way round.
             if len(made.removed):
-                target.add("delete", rows_for_delete(handles[0].desc, made.removed))
+                target.add("delete", rows_for_delete(handle_of(tables[0]).desc, made.removed))
             if len(made.rows):
-                target.add("upsert", rows_for_upsert(handles[0].desc, made.rows, None))
+                target.add("upsert", _fitting(tables[0], made.rows))
             if len(made.beside):
-                beside.add("upsert", rows_for_upsert(handles[1].desc, made.beside, None))
+                beside.add("upsert", _fitting(tables[1], made.beside))
+
+
+def _fitting(table: Table, rows: pa.Table) -> pa.Table:
+    return rows_for_upsert(handle_of(table).desc, with_floats(table.schema, rows), None)
 
 
 def _require_keys(table: str, keys: pa.Table) -> None:
@@ -364,7 +367,7 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
     added = rows_at(chunk.select([*columns, _SEQUENCE]), np.asarray(new["place"]))
     ended = rows_at(versions.select([*columns, START_AT]), np.asarray(old["place"]))
     rows = [
-        rows_for_upsert(handle_of(target).desc, pa.table([*part.columns, ends], [*columns, START_AT, END_AT]), None)
+        _fitting(target, pa.table([*part.columns, ends], [*columns, START_AT, END_AT]))
         for part, ends in ((added, new["ends"]), (ended, old["ends"]))
     ]
     gone = chunk.filter(chunk[_DELETED]).select([*keys, _SEQUENCE])

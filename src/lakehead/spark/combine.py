@@ -27,6 +27,7 @@ from lakehead.format.rows import conform, to_key_table
 from lakehead.format.schema import nearest_name
 from lakehead.spark.failures import as_lakeheads
 from lakehead.spark.map_in_arrow import map_in_arrow
+from lakehead.spark.staged_rows import with_floats
 from lakehead.spark.types import arrow_schema, spark_schema
 
 _DIGITS, _DIGITS_ON_THE_WAY = 38, 76
@@ -158,7 +159,8 @@ class Combine:
         columns = {c: desc.schema.field(c) for c in (*self.keys, *self.how)}
         compared, sums = [[c for c in self.how if (self.how[c] == "sum") == summed] for summed in (False, True)]
         keys = to_key_table(given.select(list(self.keys)), desc.key_columns, what=what)
-        fitting = conform(given.select(compared), desc.schema, columns_required=(), what=what) if compared else keys
+        comparing = with_floats(desc.schema, given.select(compared))
+        fitting = conform(comparing, desc.schema, columns_required=(), what=what) if compared else keys
         old = table.lookup(keys)
         new = {c: (keys if c in self.keys else given if c in sums else fitting)[c] for c in columns}
         both = [
@@ -170,7 +172,9 @@ class Combine:
 
     def _as_column(self, summed: Any, field: pa.Field) -> Any:
         """A sum as one of values of a column: with all digits of whole numbers and decimals."""
-        if pa.types.is_floating(field.type) and pa.types.is_decimal(summed.type):
+        if pa.types.is_floating(field.type) and pa.types.is_decimal(summed.type) and summed.type.scale > 0:
+            summed = with_floats(pa.schema([field]), pa.table([summed], names=[field.name]))[field.name]
+        elif pa.types.is_floating(field.type) and pa.types.is_decimal(summed.type):
             whole = pa.table([self._cast(summed, pa.int64(), field.name)], names=[field.name])
             summed = conform(whole, pa.schema([field]), what=f"rows for {self.table}")[field.name]
         return self._cast(summed, _summed(field.type), field.name)

@@ -41,6 +41,9 @@ T = TypeVar("T")
 _GIVEN = "LAKEHEAD_SPARK_CREDENTIALS"
 """Environment variable of Python workers: per address, the token and the certificates that the driver was given."""
 
+_ATTACHED = "LAKEHEAD_SPARK_URI"
+"""Another: the address of the connection that a session was attached to."""
+
 _NAME = "spark.lakehead.session"
 """The setting by which a session has a name: the copies that Spark makes of it for streams have it, too."""
 
@@ -81,13 +84,20 @@ def tell_workers(spark: SparkSession, con: Connection) -> None:
         InvalidRequestError: workers on other machines could not make it.
     """
     require_reachable(con, spark.sparkContext.master)
+    environment = spark.sparkContext.environment
+    environment[_ATTACHED] = con.uri
     token, tls = con._given
     if token is not None or tls is not None:
-        environment = spark.sparkContext.environment
         known = json.loads(environment.get(_GIVEN, "{}"))
         now = None if tls is None else renewed(tls)
         known[con.uri] = [token, None if now is None else [_text(x) for x in (now.authorities, now.chain, now.key)]]
         environment[_GIVEN] = json.dumps(known, sort_keys=True)
+
+
+def attached_uri() -> str | None:
+    """The address that ``format("lakehead")`` means where it names none: that of the session which plans it. Each
+    session has registered the source with what its workers were told then."""
+    return os.environ.get(_ATTACHED)
 
 
 def _name_of(spark: SparkSession) -> str | None:

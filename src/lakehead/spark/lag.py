@@ -45,8 +45,9 @@ def query_progress(query: StreamingQuery) -> list[SourceProgress]:
 
 
 def _offset(value: Any) -> StreamOffset | None:
-    """None for none, and for one of another kind of source."""
+    """None for none, and for one of another kind of source. Spark Connect hands them on as texts of JSON."""
     try:
+        value = json.loads(value) if isinstance(value, str) else value
         return None if value is None else StreamOffset.from_json(value)
-    except InvalidRequestError:
+    except (ValueError, InvalidRequestError):
         return None

@@ -295,8 +295,8 @@ def write_once(
         raise InvalidPropertyError(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
         )
-    written = of_run() if job is None and batch is None else of_job(job, batch)
     target = Target(con.uri, table, operation, _listed(columns), definition, collations(df.schema))
+    written = of_run() if job is None and batch is None else of_job(job, batch, target)
     handle = handle_of(target.opened(con, written_schema(df.schema)))
     with discarded_on_failure(written, [handle]):
         parts = stage_frame(target, df, written)

@@ -20,6 +20,7 @@ from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRe
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
 from lakehead.spark.column_names import named_as
+from lakehead.spark.connections import attached_uri
 from lakehead.spark.parts import Ranges
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
@@ -30,7 +31,9 @@ _INTERNAL = ("ranges", "lease", "schema_id", "predicate", "overwritten")
 _OF_BATCHES = ("tier", "snapshot", "timestamp")
 _LIMITS = ("max_rows_per_trigger", "max_bytes_per_trigger")
 _OF_STREAMS = ("start", *_LIMITS)
-OPTIONS = ("uri", "table", "columns", "where", "changelog", *_OF_BATCHES, *_OF_STREAMS, *_INTERNAL)
+_OF_VIEWS = ("partitionoverwritemode",)
+"""What a view has for who writes to its table; it says nothing to who reads."""
+OPTIONS = ("uri", "table", "columns", "where", "changelog", *_OF_BATCHES, *_OF_STREAMS, *_INTERNAL, *_OF_VIEWS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ class ReadOptions:
             InvalidPropertyError: one is missing, unknown, cannot be read, or contradicts another.
             SqlError: the table's name has a suffix that does not exist.
         """
-        given = given_options(options, OPTIONS, "source", internal=_INTERNAL)
+        given = given_options(options, OPTIONS, "source", internal=(*_INTERNAL, *_OF_VIEWS))
         table, _, suffix = given["table"].partition("$")
         kind = _suffix(table, suffix, given)
         if kind in (Suffix.SNAPSHOTS, Suffix.FILES) and "where" in given:
@@ -173,6 +176,8 @@ def given_options(
             )
         if name not in known:
             raise unknown_name(f"option of the lakehead {of}", name, [o for o in known if o not in internal])
+    if "uri" not in given and (attached := attached_uri()) is not None:
+        given["uri"] = attached
     for name in ("uri", "table"):
         if not given.get(name):
             raise InvalidPropertyError(

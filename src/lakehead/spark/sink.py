@@ -89,7 +89,7 @@ class WriteOptions:
         target = Target(
             given["uri"],
             given["table"],
-            cast("WriteKind | None", given.get("operation")),
+            cast("WriteKind | None", given["operation"].lower() if "operation" in given else None),
             names_of(given, "columns"),
             {n: _definition(given, n) for n in given if n in DEFINITION},
         )
@@ -284,7 +284,8 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     if not overwrite or options.dynamic:
         if options.dynamic:
             _require_dynamic(options, handle_of(table).desc, overwrite=overwrite)
-        return BatchWriter(options, of_run() if options.job is None else JobBatch(f"job {options.job}", options.batch))
+        once = None if options.job is None else of_job(options.job, options.batch, target, overwrite=options.dynamic)
+        return BatchWriter(options, once or of_run())
     if options.job is not None or target.columns is not None or target.operation == "delete":
         raise InvalidPropertyError(
             "mode('overwrite') writes all rows of a table: options job, batch, columns and operation are for"
@@ -294,8 +295,8 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     if desc.partition_by and options.overwrites is None:
         raise InvalidPropertyError(
             f"{desc.path} has partitions: say option('partitionOverwriteMode', 'static') to replace all of them, or"
-            " 'dynamic' to replace those that rows are written to; Spark tells sources in Python nothing of its own"
-            " setting of that name"
+            " 'dynamic' to replace those that rows are written to, for INSERT OVERWRITE as an option of the view; Spark"
+            " tells sources in Python nothing of its own setting of that name"
         )
     new = in_worker(target.uri, lambda con: unfinished_like(con, desc, desc.path, "overwrite"))
     aside = dataclasses.replace(options, target=dataclasses.replace(target, table=new.name))

@@ -4,6 +4,7 @@ what the driver publishes of them is in the table once."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
@@ -149,7 +150,7 @@ class Target:
         """Rows of a DataFrame as the table takes them, under Spark's own rules: names without regard to case, and
         decimals for floats; errors as of `lakehead.Table.append`, `upsert` and `delete`."""
         known = handle.desc.schema.names
-        given = _with_floats(handle.desc.schema, given.rename_columns(named_as(known, given.schema.names)))
+        given = with_floats(handle.desc.schema, given.rename_columns(named_as(known, given.schema.names)))
         match kind:
             case "append":
                 return rows_for_append(handle.desc, given)
@@ -189,7 +190,7 @@ class Target:
             staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
 
 
-def _with_floats(schema: pa.Schema, rows: pa.Table) -> pa.Table:
+def with_floats(schema: pa.Schema, rows: pa.Table) -> pa.Table:
     """Decimals as the nearest floats where a table has those: 1.5 is a decimal in Spark's SQL."""
     for at, given in enumerate(rows.schema):
         wanted = schema.field(given.name).type if schema.get_field_index(given.name) >= 0 else given.type
@@ -210,8 +211,11 @@ def of_run() -> JobBatch:
     return JobBatch(f"run {SystemRandomness().uuid_hex()}")
 
 
-def of_job(job: object, batch: object) -> JobBatch:
+def of_job(job: object, batch: object, target: Target | None = None, *, overwrite: bool = False) -> JobBatch:
     """A batch of a job of the user's, which is written once; a number may be a text.
+
+    A step may write to a table in several ways, as it upserts rows and deletes others: each is known by itself, and
+    what is written in the same way is the same again.
 
     Raises:
         InvalidPropertyError: one of the two is missing, or the number is none that a batch may have.
@@ -222,7 +226,14 @@ def of_job(job: object, batch: object) -> JobBatch:
             "job and batch go together: a name of your own for the job, and a number that grows with each of its"
             f" batches, as foreachBatch has one; {BATCH_MAX:,} is the greatest"
         )
-    return JobBatch(f"job {job}", number)
+    way = ""
+    if overwrite:
+        way = "overwrite "
+    elif target is not None and target.operation == "delete":
+        way = "delete "
+    elif target is not None and target.columns is not None:
+        way = f"columns {hashlib.sha256(repr(sorted(target.columns)).encode()).hexdigest()[:8]} "
+    return JobBatch(f"{way}job {job}", number)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from lakehead.spark.as_of import Times, as_of, masked
 from lakehead.spark.column_names import as_named
 from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
+from lakehead.spark.failures import raised
 from lakehead.spark.floats import quoted
 from lakehead.spark.handled_errors import handled
 from lakehead.spark.identifiers import Texts, called, with_identifiers
@@ -185,7 +186,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
         return spark.sql(statement, _plain(args))
     except PySparkException as e:
-        raise SqlError(_not_there(con, text, e) or _readable(e, views)) from e
+        raise raised(e) or SqlError(_not_there(con, text, e) or _readable(e, views)) from e
     finally:
         for view in views.values():
             spark.catalog.dropTempView(view)
@@ -254,12 +255,12 @@ def _named(spark: SparkSession, named: NamedQuery, frame: DataFrame) -> DataFram
             (frame.createOrReplaceGlobalTempView if named.replace else frame.createGlobalTempView)(name)
         else:
             (frame.createOrReplaceTempView if named.replace else frame.createTempView)(name)
+        if named.cached is not None:
+            spark.catalog.cacheTable(name)
+            if named.cached:
+                spark.table(name).count()
     except PySparkException as e:
-        raise SqlError(_readable(e, {})) from e
-    if named.cached is not None:
-        spark.catalog.cacheTable(name)
-        if named.cached:
-            spark.table(name).count()
+        raise raised(e) or SqlError(_readable(e, {})) from e
     return spark.createDataFrame([], spark_schema(pa.schema([])))
 
 

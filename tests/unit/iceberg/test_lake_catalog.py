@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,30 @@ def test_a_new_table_is_what_other_engines_need(keyed: Any) -> None:
         "__timestamp": False,
     }
     assert table.location().startswith("file:///")
+
+
+def test_what_rewrites_files_in_another_order_finds_the_unsorted_one(keyed: Any) -> None:
+    """Iceberg's own procedures note it for their files, and stop where a table does not list it."""
+    for n in range(2):
+        keyed.write(n, v=1)
+        keyed.round()
+        table = keyed.load()
+        assert [o.order_id for o in table.metadata.sort_orders] == [1, 0]
+        assert [len(o.fields) for o in table.metadata.sort_orders] == [1, 0] and table.sort_order().order_id == 1
+
+
+def test_what_is_no_table_has_the_name(tmp_path: Path) -> None:
+    """As a view that another engine made, which the catalog lists beside its tables."""
+    desc = TableDescriptor(
+        "t1", TablePath("db", "t"), Schemas.only(pa.schema([("n", pa.int64())])), (), (), (), 1, "iceberg"
+    )
+    catalog = LakeCatalog(LakeConfig(), str(tmp_path))
+    made = catalog.create_table(desc)
+    with closing(sqlite3.connect(tmp_path / "lake" / "catalog.db")) as db, db:
+        db.execute("update iceberg_tables set iceberg_type = 'VIEW', metadata_location = 'file:///elsewhere'")
+    with pytest.raises(LakeStateError, match=r"something called db\.t that is no table.*choose another name"):
+        catalog.create_table(desc)
+    assert made.name() == ("db", "t")
 
 
 def test_a_lake_table_has_the_field_ids_of_its_table(tmp_path: Path) -> None:
