@@ -46,8 +46,10 @@ def test_each_way_of_writing_a_batch_is_written_once(con: lh.Connection, spark: 
         given = spark.sql("select 0L id, 'x' v")
         seen.append(lhs.write(given, "y.ways", columns=["v", "id"], job="cdc", batch=1))
         seen.append(lhs.write(spark.sql("select 2L id"), "y.ways", operation="delete", job="cdc", batch=1))
+        seen.append(table.get({"id": 3}))
         table.upsert([{"id": 3, "v": "back", "n": 3}])
-    assert seen == [1, 0, 0, 0], "deletes of one batch are one write"
+    back = {"id": 3, "v": "back", "n": 3}
+    assert seen == [1, 0, None, 0, 0, back], "the first time all is written, deletes as one; the second time nothing"
     assert written(con, "y.ways") == [(0, "x", 7), (1, "new", 1), (2, "old", 0), (3, "back", 3)]
 
 

@@ -243,4 +243,18 @@ OF_PUBLISHING = (
         "for number in (at,)",
         "tests/unit/spark/test_checkpoint.py",
     ),
+    Mutant(
+        "take deletes of a batch for a repeat of its upserts",
+        "spark/staged_rows.py",
+        """        way = "delete "\n""",
+        """        way = ""\n""",
+        "tests/integration/test_spark_ways.py",
+    ),
+    Mutant(
+        "list one sort order alone",
+        "iceberg/iceberg_table.py",
+        "sort_order_by_id(UNSORTED_SORT_ORDER_ID) is None:",
+        "sort_order_by_id(UNSORTED_SORT_ORDER_ID) is not None:",
+        "tests/unit/iceberg/test_lake_catalog.py",
+    ),
 )

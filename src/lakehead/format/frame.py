@@ -57,7 +57,7 @@ HEADER_BYTES = 64
 BODY_HEADER_BYTES = 64
 ALIGNMENT = 64
 FRAME_BYTES_MAX = 1 << 30
-STATISTICS_ROWS_MIN = 64
+STATISTICS_ROWS_MIN = 256
 """Smaller batches carry no statistics: to make and to keep them costs more than reading the rows."""
 WRITER_ID_BYTES = 16
 PUBLISHERS = b"\xff\xff\xff\xff"
