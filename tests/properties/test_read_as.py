@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakehead.format.defaults import default_text, with_default
-from lakehead.format.frame import FrameBody, WriterStamp, encode_body
+from lakehead.format.frame import STATISTICS_ROWS_MIN, FrameBody, WriterStamp, encode_body
 from lakehead.format.read_as import may_match_as, read_as, rows_as
 from lakehead.predicate import Bound
 from lakehead.types import FIELD_ID, Schemas, TableSchema, children, with_children
@@ -147,7 +147,7 @@ def test_no_frame_with_a_match_is_skipped(types: list[pa.DataType], data: st.Dat
     schemas = Schemas((old, TableSchema.of(1, pa.schema(fields))))
     row = st.fixed_dictionaries({f.name: values(f.type) for f in old.columns})
     some = data.draw(st.lists(row, min_size=1, max_size=6))
-    batch = pa.RecordBatch.from_pylist(some * 64, old.columns)
+    batch = pa.RecordBatch.from_pylist(some * STATISTICS_ROWS_MIN, old.columns)
     body = encode_body(batch, schema_id=0, stamp=WriterStamp(bytes(16), 0))
     assert body.statistics_length
     rows = [follow(plan, row) for row in batch.slice(0, len(some)).to_pylist()]

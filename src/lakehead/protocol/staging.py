@@ -55,8 +55,8 @@ class StagedTable(Message, frozen=True, kw_only=True):
     """What a batch has for one table: what its tasks have staged, then ``writes``, which come with the request and are
     checked as `Write` is. ``overwrite`` names partitions that lose all other rows, also where none come, and rows of
     any partition beside them are refused; where it names none, it is those that have rows here. Readers see each of
-    their tablets change at once, and of a lake of a log table what it held of them; it follows later. A table without
-    partitions has no such thing.
+    their tablets change at once, whatever the lake of a log table still holds of them; the lake itself follows with its
+    next round. A table without partitions has no such thing.
 
     ``turn`` says that the rows follow from what the table had: they were made after it was asked for (`AskTurn`), and
     are refused if somebody else has published such rows, or overwritten partitions, since then (`TurnLostError`).

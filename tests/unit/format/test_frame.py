@@ -88,15 +88,16 @@ def test_projection(compression: str, columns: list[int]) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_changelog(compression: str) -> None:
-    changes = np.array([1, 2, 3, 4] * 25, np.int8)
-    previous = np.arange(-1, 99)
+    batch = pa.concat_batches([BATCH] * 3)
+    changes = np.array([1, 2, 3, 4] * 75, np.int8)
+    previous = np.arange(-1, 299)
     body = encode_body(
-        BATCH, schema_id=0, stamp=STAMP, compression=compression, change_types=changes, prev_offsets=previous
+        batch, schema_id=0, stamp=STAMP, compression=compression, change_types=changes, prev_offsets=previous
     )
     found = decode_frame(whole(body), check=True).body
     assert found.change_types.tolist() == changes.tolist()
     assert found.prev_offsets.tolist() == previous.tolist()
-    assert found.rows(SCHEMA).equals(BATCH)
+    assert found.rows(SCHEMA).equals(batch)
     assert found.statistics.size > 0
 
 

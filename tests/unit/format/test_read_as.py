@@ -165,7 +165,7 @@ def test_schemas_that_do_not_go_together_are_named() -> None:
     ("bound", "possible"),
     [
         (Bound("share", ">", 0.6), True),
-        (Bound("share", ">", 200.0), False),
+        (Bound("share", ">", 600.0), False),
         (Bound("n", "==", 1 << 40), False),
         (Bound("n", "==", 7), True),
         (Bound("n", "is_null", None), True),
@@ -179,7 +179,7 @@ def test_schemas_that_do_not_go_together_are_named() -> None:
     ],
 )
 def test_statistics_are_read_by_field_id(bound: Bound, possible: bool) -> None:
-    frame = body(rows=batch(range(100)))
+    frame = body(rows=batch(range(300)))
     assert frame.statistics_length
     assert may_match_as(frame, SCHEMAS, [bound]) is possible
     assert may_match_as(frame, SCHEMAS, [Bound("id", ">=", 0), bound]) is possible
