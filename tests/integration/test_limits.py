@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import pytest
 from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
+from lakehead.client import patience
 from lakehead.env import SystemThreads
+from lakehead.kv.tablet import KvTablet
 from lakehead.server.access import Share
 from lakehead.server.admission import Bounded
 
@@ -42,6 +44,38 @@ def test_partitions(con: lh.Connection) -> None:
     assert table.scan().count() == 2 and table.status().num_rows == 4, "the batch was refused whole"
     table.append([{"k": 3, "p": "a"}, {"k": 4, "p": "c"}])
     assert table.scan().count() == 4
+
+
+def test_memory(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none for a plan, nothing is written, and the client asks again; rows that were changed by half are
+    not told, and the log below is."""
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 1.0)
+    table = con.create_table("a.t", KV, primary_key="k", buckets=1)
+    table.upsert([{"k": 1, "p": "a"}])
+    refused: list[str] = []
+
+    def lacks(name: str) -> None:
+        has = getattr(KvTablet, name)
+
+        def once(*args: Any) -> Any:
+            if name in refused:
+                return has(*args)
+            refused.append(name)
+            raise MemoryError("no memory for this test")
+
+        monkeypatch.setattr(KvTablet, name, once)
+
+    lacks("plan_upsert")
+    table.upsert([{"k": 2, "p": "b"}])
+    assert refused and table.lookup([1, 2]).num_rows == 2
+    lacks("_put")
+    with pytest.raises(lh.OutcomeUnknownError, match="restart the server"):
+        table.upsert([{"k": 1, "p": "new"}])
+    reads: list[Callable[[], Any]] = [lambda: table.get(1), lambda: table.lookup([1]), lambda: table.lookup([9])]
+    for read in (*reads, lambda: table.upsert([{"k": 3, "p": "c"}])):
+        with pytest.raises(lh.StorageError, match="restart the server"):
+            read()
+    assert con.sql("select count(*) from a.t$changelog").fetchone() == (2,)
 
 
 def test_named_writers(con: lh.Connection) -> None:

@@ -15,6 +15,7 @@ from tests.integration.conftest import embedded_only
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.errors import InvalidPropertyError, LakeheadError, SchemaMismatchError, SqlError
+from lakehead.spark import checks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,6 +62,25 @@ def test_an_overwrite_of_a_batch_is_a_way_of_its_own(con: lh.Connection, spark: 
         over.mode("overwrite").save()
         write(rows, "y.days", job="d", batch="1")
     assert written(con, "y.days") == [("a", 1)] * 2
+    con.table("y.days").append([{"day": "b", "n": 5}])
+    for partition in ("day=a", "day=b", "day=a", "day=b"):
+        rows = spark.sql(f"select '{partition[4:]}' day, 9L n")
+        over = rows.write.format("lakehead").options(table="y.days", partitions=partition, job="d", batch=2)
+        over.mode("overwrite").save()
+    assert written(con, "y.days") == [("a", 9), ("b", 9)], "each choice of partitions is one, too"
+
+
+def test_columns_of_a_batch_are_the_same_ones_in_another_case(con: lh.Connection, spark: SparkSession) -> None:
+    table = con.create_table("y.cased", SCHEMA, primary_key="id")
+    for columns in ("id, n", "N, ID"):
+        write(spark.sql("select 1L id, 1L n"), "y.cased", columns=columns, job="c", batch="1")
+        table.upsert([{"id": 1, "v": "x", "n": 9}])
+    write(spark.sql("select 1L id, 1L n"), "y.cased", columns='["Id", "n"]', job="c", batch="1")
+    assert written(con, "y.cased") == [(1, "x", 9)]
+    for more in ({}, {"operation": "delete"}):
+        with pytest.raises(Exception, match="200 characters at most"):
+            write(spark.sql("select 1L id"), "y.cased", job="j" * 201, batch="1", **more)
+        write(spark.sql("select 7L id"), "y.cased", job="j" * 200, batch="1", **more)
 
 
 def test_a_session_that_is_attached_needs_no_address(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
@@ -83,6 +103,47 @@ def test_a_session_that_is_attached_needs_no_address(con: lh.Connection, spark: 
         write(spark.range(1), "y.near")
         assert con.table("y.near").scan().count() == 6, "each session means its own"
         lhs.attach(spark, con)
+
+
+def test_an_attach_that_is_refused_changes_nothing(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    con.create_table("y.mine", [("id", "int64")])
+    with lh.connect(tmp_path / "other") as other:
+        other.create_table("y.mine", [("id", "int64")])
+
+        def refuse(*_: Any) -> None:
+            raise lh.AuthenticationError("no luck")
+
+        with monkeypatch.context() as patched, pytest.raises(lh.AuthenticationError):
+            patched.setattr(checks, "require_executors", refuse)
+            lhs.attach(spark, other)
+        write(spark.range(3), "y.mine")
+        assert lhs.table(spark, "y.mine").count() == con.table("y.mine").scan().count() == 3
+        assert other.table("y.mine").scan().count() == 0
+    with pytest.raises(lh.ClosedError):
+        lhs.attach(spark, other)
+    assert spark.read.format("lakehead").option("table", "y.mine").load().count() == 3
+
+
+def test_a_copy_of_a_session_may_be_attached_elsewhere(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    """As Spark makes one for each stream."""
+    con.create_table("y.here", [("id", "int64")]).append([{"id": n} for n in range(4)])
+    seen: list[int] = []
+    with lh.connect(tmp_path / "other") as other:
+        other.create_table("y.here", [("id", "int64")])
+
+        def step(rows: DataFrame, _: int) -> None:
+            seen.append(lhs.table(rows.sparkSession, "y.here").count())
+            lhs.attach(rows.sparkSession, other)
+            seen.append(lhs.table(rows.sparkSession, "y.here").count())
+
+        stream = spark.readStream.format("lakehead").options(table="y.here", start="earliest").load()
+        begun = stream.writeStream.foreachBatch(step).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        begun.trigger(availableNow=True).start().awaitTermination()
+        assert seen == [4, 0] and lhs.table(spark, "y.here").count() == 4
+        assert spark.read.format("lakehead").option("table", "y.here").load().count() == 4
+    lhs.attach(spark, con)
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
@@ -154,6 +215,30 @@ def test_decimals_are_summed_and_compared_for_floats(con: lh.Connection, spark: 
         assert [round(r[1], 9) for r in written(con, "y.by_tasks")] == [total]
         assert written(con, "y.by_driver") == written(con, "y.by_tasks")
     assert [r[2:] for r in written(con, "y.by_tasks")] == [(0.1, 2.25)]
+
+
+def test_whole_decimals_are_floats_too(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    """Whole numbers that no float holds are refused."""
+    amounts = pa.schema([("k", pa.int64()), ("d", pa.decimal128(38, 0)), ("n", pa.int64())])
+    log = con.create_table("y.wholes", amounts)
+    con.create_table("y.of_wholes", [("k", "int64"), ("d", "double"), ("n", "double")], primary_key="k")
+
+    def add(d: int, n: int) -> None:
+        log.append(pa.Table.from_pylist([{"k": 1, "d": Decimal(d), "n": n}], amounts))
+        run(
+            con, spark, tmp_path / "checkpoint", "y.wholes",
+            lambda s, at: lhs.pipeline(
+                s, lambda rows, out: out.accumulate("y.of_wholes", rows, sum=["d", "n"]), checkpoint=at,
+                trigger="available now",
+            ),
+        )  # fmt: skip
+
+    add(10**29, 5)
+    add(2**53 + 1, 2**53 - 5)
+    assert written(con, "y.of_wholes") == [(1, 1e29 + 2.0**53, 2.0**53)]
+    with pytest.raises(Exception, match="column 'n'"):
+        add(1, 2**53 + 1)
+    assert written(con, "y.of_wholes") == [(1, 1e29 + 2.0**53, 2.0**53)]
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])

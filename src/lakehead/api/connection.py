@@ -229,9 +229,13 @@ class Connection(Handle, Granting):
         """
         return self._server.uri if isinstance(self._server, AttachedEndpoint) else self._uri
 
+    def _require_open(self) -> None:
+        """Raises: ClosedError: this connection is closed."""
+        self._door.require_open()
+
     @property
     def _endpoint(self) -> m.Endpoint:
-        self._door.require_open()
+        self._require_open()
         return self._door
 
     def _ask(self, request: m.Request[m.R]) -> m.R:
@@ -428,7 +432,7 @@ class Connection(Handle, Granting):
         """
         from lakehead.api.tiering import BackgroundTiering, ConnectionTables
 
-        self._door.require_open()
+        self._require_open()
         return BackgroundTiering(ConnectionTables(self, tables, again=reopened), self._env, on_round)
 
     def tiering_status(self) -> TieringStatus:

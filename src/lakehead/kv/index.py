@@ -120,16 +120,22 @@ class KeyIndex:
         slots = np.flatnonzero(self.live_offsets[: self.slots_used] >= 0)
         return slots[np.argsort(self.live_offsets[slots], kind="stable")]
 
-    def reserve(self, rows: int) -> None:
-        """Make room for so many more rows at once, which is cheaper than growing to it."""
-        self._reserve(rows, 0, 0, hashed=False)
+    def reserve(self, rows: int, keys: KeyBatch | None = None) -> None:
+        """Make room for so many more rows at once, which is cheaper than growing to it: for these keys, where they are
+        known.
+
+        Raises:
+            MemoryError: there is not that much; all that is held stays.
+        """
+        hashed = keys is not None and not keys.exact
+        self._reserve(rows, 0, len(keys.data) if keys is not None and hashed else 0, hashed=hashed)
 
     def _reserve(self, rows: int, deletes: int, key_bytes: int, *, hashed: bool) -> None:
         if self.slots_used + rows > self.capacity:
             self._live_offsets.grow(max(self.capacity * 2, self.slots_used + rows))
-        if hashed and len(self._starts) < self.capacity:
-            self._starts.grow(self.capacity)
-            self._lengths.grow(self.capacity)
+        for of_hashed in (self._starts, self._lengths) if hashed else ():
+            if len(of_hashed) < self.capacity:  # each by itself: for the last one there may have been no memory
+                of_hashed.grow(self.capacity)
         free = int(self._state[_FREE]) + deletes
         if free > len(self._free):
             self._free.grow(2 * free)

@@ -20,6 +20,7 @@ probing would take quadratic time. Nothing that is stored or sent depends on it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 
 from lakehead.env.storage import storage_errors
+from lakehead.errors import StorageError
 
 _TOUCHED = 64
 _KEY, _SLOT = np.uint64(0), np.uint64(1)
@@ -41,8 +43,19 @@ class _Compiled(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
-        with storage_errors(str(self.cache_path), "read what was compiled in"):
-            return self._load_overload(sig, target_context)
+        try:
+            with storage_errors(str(self.cache_path), "read what was compiled in"):
+                return self._load_overload(sig, target_context)
+        except StorageError:
+            raise
+        except Exception:  # a file was cut off, as by a power cut: it is compiled again
+            with contextlib.suppress(Exception):
+                self._cache_file.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(Exception):  # without what was compiled before, each process compiles
+            super().save_overload(sig, data)
 
 
 def _jit(kernel: Callable[..., Any]) -> Any:

@@ -95,6 +95,10 @@ class KvTablet:
         key: the primary key's columns without the partition columns, which are the same in all rows of a tablet.
         prefix: leading key columns that `prefix_lookup` is asked by; empty when it is not offered.
         seed: 64 secret bits; what the tablet holds and answers is the same for all of them.
+
+    Attributes:
+        torn: a change has begun, and failed half way if none is under way, as for want of memory: what is held now may
+            never have been, and no one reads it.
     """
 
     def __init__(self, schemas: Schemas, key: tuple[str, ...], prefix: tuple[str, ...] = (), *, seed: int) -> None:
@@ -105,6 +109,7 @@ class KvTablet:
         self._prefix_at = [schema.get_field_index(c) for c in prefix]
         self._seed = np.uint64(seed)
         self._default_bytes = default_bytes(schemas.current.fields)
+        self.torn = False
         self.clear()
 
     def clear(self) -> None:
@@ -172,11 +177,12 @@ class KvTablet:
         n = batch.num_rows
         change, prev = np.empty(2 * n, np.int8), np.empty(2 * n, np.int64)
         image, under, ends = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(n, np.int64)
-        scratch = np.empty((2, n), np.int64)
-        live = self._index.live_offsets
+        latest, below = np.empty((2, n), np.int64)
         k = kernels.plan_upsert(
-            slots, prior, live, base_offset, scratch[0], scratch[1], change, prev, image, under, ends
+            slots, prior, self._index.live_offsets, base_offset, latest, below, change, prev, image, under, ends
         )
+        if n and slots.min() < 0:
+            self._make_room(n, keys)
         full = batch.num_columns == len(self.schema)
         if full and k == n:
             records = pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
@@ -272,6 +278,7 @@ class KvTablet:
         Where they are those that were planned last, what the plan found out is not found out again.
         """
         planned, self._planned = self._planned, None
+        self.torn = True
         if planned is not None and planned.records is rows and planned.base_offset == base_offset:
             offsets = base_offset + planned.ends - 1
             slots = planned.slots
@@ -282,17 +289,25 @@ class KvTablet:
             if self._index.capacity != self._capacity:
                 self._resize()
             self._put(slots, planned.stays(self._columns))
-            return
-        self._apply(np.arange(base_offset, base_offset + rows.num_rows), change_types, rows)
+        else:
+            self._apply(np.arange(base_offset, base_offset + rows.num_rows), change_types, rows)
+        self.torn = False
 
     def reserve(self, rows: int) -> None:
         """Make room for so many rows before they are loaded."""
-        self._index.reserve(rows)
-        self._resize()
+        self._make_room(rows)
+
+    def _make_room(self, rows: int, keys: KeyBatch | None = None) -> None:
+        """Where there is no memory for new rows, that is found out before anything is written; what is held stays."""
+        self._index.reserve(rows, keys)
+        if self._index.capacity != self._capacity:
+            self._resize()
 
     def load(self, offsets: npt.NDArray[np.int64], rows: pa.RecordBatch) -> None:
         """`apply` rows of a checkpoint, which were written at these offsets; all of them before any later record."""
+        self.torn = True
         self._apply(offsets, np.full(rows.num_rows, ChangeType.INSERT, np.int8), rows)
+        self.torn = False
 
     def _apply(self, offsets: npt.NDArray[np.int64], change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         if (change_types == ChangeType.UPDATE_BEFORE).any():

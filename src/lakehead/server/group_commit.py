@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from lakehead.env.threads import Done, Event, Threads
-from lakehead.errors import LakeheadError
+from lakehead.errors import LakeheadError, OverloadedError
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, FrameBody
 from lakehead.format.joins import join
 from lakehead.log.joined import SMALL_BYTES
@@ -112,6 +112,9 @@ class GroupCommit:
                 self._commit(run)
             except LakeheadError as e:
                 error = e
+            except MemoryError as e:  # before anything was written: later it is not known what is there
+                error = OverloadedError(f"a write to {self._what} needs memory that the server has not got: {e}")
+                error.__cause__ = e
             except BaseException as e:
                 # Not the exception itself: the callers of a group are many, an interrupt was meant for one of them.
                 error = LakeheadError(f"a write to {self._what} failed inside the server: {type(e).__name__}: {e}")

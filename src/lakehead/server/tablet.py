@@ -392,6 +392,8 @@ class Tablet:
     def _require_readable(self, schema_id: int = -1) -> None:
         if (reason := self._closed()) is not None:
             raise reason  # its rows are gone
+        if self._kv is not None and self._kv.torn:
+            raise StorageError(f"tablet {self.key} does not know its rows after a failure: restart the server")
         self._desc.require_schema(schema_id)
 
     def _closed(self) -> LakeheadError | None:

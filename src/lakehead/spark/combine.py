@@ -73,22 +73,25 @@ class Combine:
         table: its name.
         keys: its primary key.
         how: ``sum``, ``min`` or ``max`` of each other column.
+        decimals: columns that the rows have decimals for, which are floats where the table has those; whole numbers
+            that no float holds are refused.
     """
 
     table: str
     keys: tuple[str, ...]
     how: Mapping[str, str]
+    decimals: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, table: Table, columns: Sequence[str], how: Mapping[str, str]) -> Combine:
-        """For a table and the columns of rows.
+    def of(cls, table: Table, given: pa.Schema, how: Mapping[str, str]) -> Combine:
+        """For a table and what its rows are.
 
         Raises:
             WrongTableKindError: the table has no keys.
             ColumnNotFoundError, InvalidRequestError: the columns are not the key and what ``how`` names.
             SchemaMismatchError: a column of the table has no sum or no order.
         """
-        keys = tuple(table.primary_key)
+        keys, columns = tuple(table.primary_key), given.names
         if not keys:
             raise WrongTableKindError(f"{table.name} is a log table: what accumulates needs keys")
         if of_key := [c for c in how if c in keys]:
@@ -100,7 +103,7 @@ class Combine:
                 f"columns {more} for {table.name} are no keys, and neither summed nor the min or max: leave them out"
             )
         require_combinable(table.name, table.schema, how)
-        return cls(table.name, keys, how)
+        return cls(table.name, keys, how, frozenset(f.name for f in given if pa.types.is_decimal(f.type)))
 
     def collected(self, given: DataFrame | pa.Table, small: bool) -> pa.Table:
         """Rows, combined; the tasks of a DataFrame begin with that unless there are few."""
@@ -172,7 +175,7 @@ class Combine:
 
     def _as_column(self, summed: Any, field: pa.Field) -> Any:
         """A sum as one of values of a column: with all digits of whole numbers and decimals."""
-        if pa.types.is_floating(field.type) and pa.types.is_decimal(summed.type) and summed.type.scale > 0:
+        if pa.types.is_floating(field.type) and field.name in self.decimals:
             summed = with_floats(pa.schema([field]), pa.table([summed], names=[field.name]))[field.name]
         elif pa.types.is_floating(field.type) and pa.types.is_decimal(summed.type):
             whole = pa.table([self._cast(summed, pa.int64(), field.name)], names=[field.name])

@@ -53,13 +53,21 @@ _ON_THIS_MACHINE = re.compile(r"local$|local\[|local-cluster\[|spark://(localhos
 _lock = threading.Lock()
 _of_sessions: dict[str, Connection] = {}
 """By the name of a session, and for those that nobody attached by the id of their application."""
+_makers: dict[str, str] = {}
+"""By the name of a session, which it is for Spark."""
 _names: weakref.WeakKeyDictionary[SparkSession, str] = weakref.WeakKeyDictionary()
 _of_process: dict[tuple[int, str], Connection] = {}
 
 
 def opened(con_or_uri: Connection | str | os.PathLike[str]) -> Connection:
-    """The connection itself, or a new one to a folder or address."""
-    return con_or_uri if isinstance(con_or_uri, Connection) else connect(con_or_uri)
+    """The connection itself, or a new one to a folder or address.
+
+    Raises:
+        ClosedError: it is closed.
+    """
+    con = con_or_uri if isinstance(con_or_uri, Connection) else connect(con_or_uri)
+    con._require_open()
+    return con
 
 
 def bind_session(spark: SparkSession, con: Connection) -> None:
@@ -70,10 +78,11 @@ def bind_session(spark: SparkSession, con: Connection) -> None:
         InvalidRequestError: workers on other machines could not make it.
     """
     tell_workers(spark, con)
-    name = _name_of(spark)
-    if name is None:
+    name, maker = _name_of(spark), str(spark._jsparkSession.sessionUUID())
+    if name is None or _makers.get(name) != maker:  # a copy, which Spark makes for a stream, has its original's
         name = _names[spark] = SystemRandomness().uuid_hex()
         spark.conf.set(_NAME, name)
+        _makers[name] = maker
     _of_sessions[name] = _of_sessions[application_of(spark)] = con
 
 
@@ -85,13 +94,17 @@ def tell_workers(spark: SparkSession, con: Connection) -> None:
     """
     require_reachable(con, spark.sparkContext.master)
     environment = spark.sparkContext.environment
-    environment[_ATTACHED] = con.uri
     token, tls = con._given
     if token is not None or tls is not None:
         known = json.loads(environment.get(_GIVEN, "{}"))
         now = None if tls is None else renewed(tls)
         known[con.uri] = [token, None if now is None else [_text(x) for x in (now.authorities, now.chain, now.key)]]
         environment[_GIVEN] = json.dumps(known, sort_keys=True)
+
+
+def tell_address(spark: SparkSession, con: Connection) -> None:
+    """Have a source that is registered after this mean a connection's server where it is told of none."""
+    spark.sparkContext.environment[_ATTACHED] = con.uri
 
 
 def attached_uri() -> str | None:

@@ -17,7 +17,14 @@ from lakehead.api.connection import Connection
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeheadError, MissingDependencyError
 from lakehead.spark import class_archive
-from lakehead.spark.connections import bind_session, opened, require_classic, require_reachable, tell_workers
+from lakehead.spark.connections import (
+    bind_session,
+    opened,
+    require_classic,
+    require_reachable,
+    tell_address,
+    tell_workers,
+)
 from lakehead.spark.java import Java, find_java
 from lakehead.spark.own_python import is_own_python, quick_python
 from lakehead.spark.privacy import (
@@ -225,13 +232,14 @@ def attach_session(
         spark.conf.set(name, value)
     for name, value in (runtime or {}).items():
         spark.conf.set(name, value)
-    # Before the source is registered, which takes along what workers are given.
     tell_workers(spark, con)
-    spark.dataSource.register(LakeheadDataSource)
     if plans:
         require_planner(spark)
     require_executors(spark, con)
-    bind_session(spark, con)  # names mean what they meant when any of this was refused
+    # Names mean what they meant when any of this was refused. The source takes along what workers are told by now.
+    tell_address(spark, con)
+    spark.dataSource.register(LakeheadDataSource)
+    bind_session(spark, con)
     return spark
 
 

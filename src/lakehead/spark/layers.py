@@ -258,7 +258,8 @@ class _Write:
         if self.how is not None:
             given, names = self.schema.names, named_as(table.schema.names, self.schema.names)
             of_table = dict(zip(given, names, strict=True))
-            combine = Combine.of(table, names, {of_table[c]: way for c, way in self.how.items()})
+            renamed = pa.schema([f.with_name(of_table[f.name]) for f in self.schema])
+            combine = Combine.of(table, renamed, {of_table[c]: way for c, way in self.how.items()})
             rows = self.rows
             if isinstance(rows, DataFrame):
                 rows = rows if names == given else rows.toDF(*names)
@@ -296,8 +297,9 @@ def write_once(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
         )
     target = Target(con.uri, table, operation, _listed(columns), definition, collations(df.schema))
-    written = of_run() if job is None and batch is None else of_job(job, batch, target)
+    once = None if job is None and batch is None else of_job(job, batch)
     handle = handle_of(target.opened(con, written_schema(df.schema)))
+    written = of_run() if once is None else of_job(job, batch, target.way(handle.desc))
     with discarded_on_failure(written, [handle]):
         parts = stage_frame(target, df, written)
     with gone_is_told(table):

@@ -284,8 +284,10 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     if not overwrite or options.dynamic:
         if options.dynamic:
             _require_dynamic(options, handle_of(table).desc, overwrite=overwrite)
-        once = None if options.job is None else of_job(options.job, options.batch, target, overwrite=options.dynamic)
-        return BatchWriter(options, once or of_run())
+        if options.job is None:
+            return BatchWriter(options, of_run())
+        way = target.way(handle_of(table).desc, options.partitions if options.dynamic else None)
+        return BatchWriter(options, of_job(options.job, options.batch, way))
     if options.job is not None or target.columns is not None or target.operation == "delete":
         raise InvalidPropertyError(
             "mode('overwrite') writes all rows of a table: options job, batch, columns and operation are for"

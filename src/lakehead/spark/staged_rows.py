@@ -41,6 +41,8 @@ STAGED_ROWS = 1 << 16
 STAGED_SPREAD_ROWS = 1 << 20
 STAGED_BYTES = 32 << 20
 """A task stages what it has once it is so much; rows that spread over many tablets, more at once."""
+JOB_CHARACTERS_MAX = 200
+"""The rest of what a server takes is for how its batches are written."""
 _PARTS = pa.schema([("number", pa.int64()), ("attempt", pa.string()), ("pieces", pa.int64())])
 
 
@@ -71,6 +73,19 @@ class Target:
         for name in self.definition:
             if name not in DEFINITION:
                 raise InvalidPropertyError(f"{name!r} defines no table; {nearest_name(name, DEFINITION)}", name=name)
+
+    def way(self, desc: TableDescriptor, overwritten: Sequence[str] | None = None) -> str:
+        """Begins the name of a job that writes so: a step may write to a table in several ways, as it upserts rows and
+        deletes others.
+
+        Args:
+            overwritten: the partitions that it replaces, none for those that rows are written to; None for no such.
+        """
+        if overwritten is not None:
+            return f"overwrite {_digest(overwritten)}"
+        if self.operation == "delete":
+            return "delete "
+        return "" if self.columns is None else f"columns {_digest(named_as(desc.schema.names, self.columns))}"
 
     def checked(self, con: Connection, schema: pa.Schema) -> Table | None:
         """The table, if it is there, which takes such rows; errors as of `opened`, which would make it."""
@@ -211,11 +226,11 @@ def of_run() -> JobBatch:
     return JobBatch(f"run {SystemRandomness().uuid_hex()}")
 
 
-def of_job(job: object, batch: object, target: Target | None = None, *, overwrite: bool = False) -> JobBatch:
+def of_job(job: object, batch: object, way: str = "") -> JobBatch:
     """A batch of a job of the user's, which is written once; a number may be a text.
 
-    A step may write to a table in several ways, as it upserts rows and deletes others: each is known by itself, and
-    what is written in the same way is the same again.
+    Args:
+        way: as of `Target.way`: each is known by itself, and what is written in the same way is the same again.
 
     Raises:
         InvalidPropertyError: one of the two is missing, or the number is none that a batch may have.
@@ -226,14 +241,15 @@ def of_job(job: object, batch: object, target: Target | None = None, *, overwrit
             "job and batch go together: a name of your own for the job, and a number that grows with each of its"
             f" batches, as foreachBatch has one; {BATCH_MAX:,} is the greatest"
         )
-    way = ""
-    if overwrite:
-        way = "overwrite "
-    elif target is not None and target.operation == "delete":
-        way = "delete "
-    elif target is not None and target.columns is not None:
-        way = f"columns {hashlib.sha256(repr(sorted(target.columns)).encode()).hexdigest()[:8]} "
+    if len(job) > JOB_CHARACTERS_MAX:
+        raise InvalidPropertyError(f"a job's name has {JOB_CHARACTERS_MAX} characters at most, and this one {len(job)}")
     return JobBatch(f"{way}job {job}", number)
+
+
+def _digest(names: Iterable[str]) -> str:
+    """Of some names, in any order; nothing for none."""
+    said = sorted(set(names))
+    return f"{hashlib.sha256(repr(said).encode()).hexdigest()[:8]} " if said else ""
 
 
 @contextlib.contextmanager

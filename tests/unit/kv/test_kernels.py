@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,29 @@ def test_what_is_compiled_is_loaded_without_the_compilers_modules(tmp_path: Path
         told = subprocess.run(child, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
         assert told[0] == "2 None {'k': '4', 'n': 4}"
     assert told[1] == "False"
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("left", [0, 100])
+def test_what_was_compiled_and_is_cut_off_is_compiled_again(tmp_path: Path, kind: str, left: int) -> None:
+    """As a power cut leaves files."""
+    code = (
+        "import numpy as np; from lakehead.kv import kernels; out = np.empty(3, np.uint64);"
+        "kernels.mix_keys(np.arange(3), np.uint64(1), out);"
+        "print(out.tolist(), sum(kernels.mix_keys.stats.cache_hits.values()))"
+    )
+    compiled = tmp_path / "compiled"
+
+    def run() -> str:
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(compiled)}
+        child = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+        assert child.returncode == 0, child.stderr
+        return child.stdout
+
+    whole = run()
+    files = [path for path in compiled.rglob("*") if path.suffix == f".{kind}"]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[:left])
+    assert run() == whole and whole.endswith(" 0\n")
+    assert run().endswith(" 1\n"), "and loaded from then on"

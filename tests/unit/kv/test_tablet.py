@@ -10,6 +10,9 @@ import pyarrow as pa
 import pytest
 
 from lakehead.kv import heap
+from lakehead.kv.growing import GrowingArray
+from lakehead.kv.index import KeyIndex
+from lakehead.kv.prefixes import PrefixIndex
 from lakehead.kv.tablet import Change, KvTablet
 from lakehead.types import Schemas
 
@@ -260,3 +263,70 @@ def test_updates_keep_nothing_of_the_message_that_they_came_in(monkeypatch: pyte
         kv.apply(end, change.change_types, change.rows)
     kept = {b.address for chunk in kv._columns[1]._chunked._chunks for b in chunk.buffers() if b}  # type: ignore[attr-defined]
     assert held[1].address not in kept
+
+
+# Memory that is not there
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "an array": (GrowingArray, "grow"),
+    "a wider column": (heap.ShortColumn, "_widen"),
+    "a column of long values": (heap.ShortColumn, "_as_chunks"),
+    "a chunk": (heap.ChunkedColumn, "_append"),
+    "what is kept of prefixes": (PrefixIndex, "add"),
+    "the index": (KeyIndex, "apply"),
+    "rows that are there": (KeyIndex, "renew"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("text", ["w" * 30, "w" * 60])
+@pytest.mark.parametrize("some", [range(3000), range(500)])
+def test_without_memory_rows_are_as_before_or_known_to_be_torn(
+    place: str, text: str, some: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that memory is asked for in turn, until the write gets through: while it is planned nothing changes."""
+    owner, name = PLACES[place]
+    asks, left = getattr(owner, name), 0
+
+    def refused(self: Any, *args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise MemoryError("no memory for this test")
+        return asks(self, *args)
+
+    def rows(keys: range, value: int, text: str) -> pa.RecordBatch:
+        made = [{"p": k % 7, "k": f"key{k}", "a": value, "s": text, "b": value} for k in keys]
+        return pa.RecordBatch.from_pylist(made, schema=schema)
+
+    schema = pa.schema(
+        [("p", pa.int64()), ("k", pa.string()), ("a", pa.int64()), ("s", pa.string()), ("b", pa.int64())]
+    )
+    before, after = rows(range(1000), 1, "v"), rows(some, 2, text)
+    for turn in range(1, 200):
+        kv = KvTablet(Schemas.only(schema), ("p", "k"), ("p",), seed=1)
+        kv.apply(0, np.ones(1000, np.int8), before)
+        left, planned = turn, False
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, refused)
+            try:
+                change = kv.plan_upsert(after, 1000)
+                planned = True
+                kv.apply(1000, change.change_types, change.rows)
+            except MemoryError:
+                assert kv.torn == planned
+                if planned:
+                    continue
+        there = {r["k"]: r for r in [*before.to_pylist(), *(after.to_pylist() if planned else [])]}
+        assert not kv.torn and len(kv) == len(there)
+        found = kv.gather(kv.find(pa.RecordBatch.from_pylist(list(there.values()), schema=schema)))
+        assert found.to_pylist() == list(there.values())
+        prefix = kv.prefix_answer(pa.record_batch({"p": pa.array([3])}))
+        assert sorted(prefix["k"].to_pylist()) == sorted(k for k, r in there.items() if r["p"] == 3)
+        if planned:
+            return
+        change = kv.plan_upsert(after, 1000)
+        kv.apply(1000, change.change_types, change.rows)
+        assert kv.gather(kv.find(after)).to_pylist() == after.to_pylist()
+    pytest.fail("the write never got through")
