@@ -246,8 +246,8 @@ OF_PUBLISHING = (
     Mutant(
         "take deletes of a batch for a repeat of its upserts",
         "spark/staged_rows.py",
-        """        way = "delete "\n""",
-        """        way = ""\n""",
+        """            return "delete "\n""",
+        """            return ""\n""",
         "tests/integration/test_spark_ways.py",
     ),
     Mutant(
@@ -256,5 +256,19 @@ OF_PUBLISHING = (
         "sort_order_by_id(UNSORTED_SORT_ORDER_ID) is None:",
         "sort_order_by_id(UNSORTED_SORT_ORDER_ID) is not None:",
         "tests/unit/iceberg/test_lake_catalog.py",
+    ),
+    Mutant(
+        "tell rows that were changed by half",
+        "server/tablet.py",
+        "        if self._kv is not None and self._kv.torn:\n",
+        "        if self._kv is not None and self._kv.torn and False:\n",
+        "tests/integration/test_limits.py",
+    ),
+    Mutant(
+        "ask for memory once it is written",
+        "kv/tablet.py",
+        "        if n and slots.min() < 0:\n            self._make_room(n, keys)\n",
+        "",
+        "tests/unit/kv/test_tablet.py",
     ),
 )
