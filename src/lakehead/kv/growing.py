@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 _MAPPED_MIN = 1 << 20
 _HUGE_MIN = 4 << 20
-"""From here on, memory comes in pages of 2 MiB where the system has them: fewer faults, and less to look up."""
+"""An array that begins so large is of pages of 2 MiB where the system has them: fewer faults, and less to look up. One
+that grows to it is not: columns would touch new pages in the same batch, all of them, and that batch would wait."""
 
 
 class GrowingArray:
@@ -61,7 +62,6 @@ class GrowingArray:
         try:
             held.resize(rows * self._row_bytes)
             before = rows
-            _in_large_pages(held)
         except (BufferError, SystemError):  # someone has the array; a system that cannot move pages
             return False
         except OSError as e:
@@ -78,20 +78,15 @@ class GrowingArray:
             new = mmap.mmap(-1, size, **_PRIVATE)
         except OSError as e:
             raise MemoryError(f"no memory for {rows:,} rows of {self._row_bytes} bytes") from e
-        _in_large_pages(new)
+        if size >= _HUGE_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # of a kernel that was built without them
+                new.madvise(mmap.MADV_HUGEPAGE)
         self._map = new
         return self._shaped(new, rows)
 
     def _shaped(self, held: mmap.mmap, rows: int) -> npt.NDArray[Any]:
         values = np.frombuffer(held, self._dtype, rows * (self._width or 1))
         return values.reshape(rows, self._width) if self._width else values
-
-
-def _in_large_pages(held: mmap.mmap) -> None:
-    """Ask for them, which counts for what is touched from now on; a system that has none refuses."""
-    if len(held) >= _HUGE_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            held.madvise(mmap.MADV_HUGEPAGE)
 
 
 _PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
