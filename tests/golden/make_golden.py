@@ -189,7 +189,7 @@ def trim(con: lh.Connection, table: lh.Table) -> None:
 
 
 def fill_types(con: lh.Connection, name: str, counts: list[int], compression: str) -> Rows:
-    """Every type in several segments; batches from 64 rows have statistics."""
+    """Every type in several segments; batches from 256 rows have statistics (from 64, in older formats)."""
     table = con.create_table(name, EVERY_TYPE, compression=compression, segment_bytes=3000)
     rows = [every_type(n) for n in range(sum(counts))]
     for i, count in enumerate(counts):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lakehead.config import Limits, TableProperties
 from lakehead.env import LocalStorage
-from lakehead.format.frame import WriterStamp, decode_frame, encode_body, encode_header
+from lakehead.format.frame import STATISTICS_ROWS_MIN, WriterStamp, decode_frame, encode_body, encode_header
 from lakehead.format.ipc_message import decoded_bytes, read_received
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes, validate_definition
 from lakehead.format.statistics import encode_statistics
@@ -171,8 +171,11 @@ def test_frames(
         assert frame.body.prev_offsets.tolist() == previous.tolist()
     else:
         assert body.received_rows(batch.schema, bytes_max=1 << 20).equals(batch)
-    if rows >= 64:
-        assert frame.body.statistics.to_pybytes() == encode_statistics(batch)
+    assert frame.body.statistics.size == 0 or rows >= STATISTICS_ROWS_MIN
+    many = pa.concat_batches([batch] * (STATISTICS_ROWS_MIN // rows + 1)) if rows else batch
+    assert encode_body(many, schema_id=0, stamp=stamp).statistics.to_pybytes() == (
+        encode_statistics(many) if rows else b""
+    )
 
 
 @given(batches())

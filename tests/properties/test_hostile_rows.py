@@ -17,7 +17,14 @@ import pytest
 from tests.golden.make_golden import EVERY_TYPE, every_type
 
 from lakehead.errors import LakeheadError
-from lakehead.format.frame import BODY_HEADER_BYTES, FrameBody, WriterStamp, decode_body, encode_body
+from lakehead.format.frame import (
+    BODY_HEADER_BYTES,
+    STATISTICS_ROWS_MIN,
+    FrameBody,
+    WriterStamp,
+    decode_body,
+    encode_body,
+)
 from lakehead.format.statistics import may_match
 from lakehead.predicate import parse_predicate
 
@@ -30,10 +37,10 @@ def bodies() -> list[tuple[pa.Schema, bytes, int]]:
     """(schema, body, first byte to spoil): of all types together and each alone, in every compression, with and without
     statistics."""
     made = []
-    whole = pa.RecordBatch.from_pylist([every_type(n) for n in range(70)], EVERY_TYPE)
+    whole = pa.RecordBatch.from_pylist([every_type(n) for n in range(STATISTICS_ROWS_MIN)], EVERY_TYPE)
     for schema in [EVERY_TYPE, *(pa.schema([f]) for f in EVERY_TYPE)]:
         for compression in ("none", "lz4", "zstd"):
-            for rows in (12, 70):
+            for rows in (12, STATISTICS_ROWS_MIN):
                 batch = whole.slice(0, rows).select(schema.names)
                 stamp = WriterStamp(b"w" * 16, 1)
                 body = encode_body(batch, schema_id=0, stamp=stamp, compression=compression)
