@@ -267,7 +267,7 @@ OF_PUBLISHING = (
     Mutant(
         "ask for memory once it is written",
         "kv/tablet.py",
-        "        if n and slots.min() < 0:\n            self._make_room(n, keys)\n",
+        "        if n and slots.min() < 0:\n            self.reserve(n, keys)\n",
         "",
         "tests/unit/kv/test_tablet.py",
     ),

@@ -48,7 +48,7 @@ def _hashed(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8], seed: n
 
 
 def is_exact(types: Sequence[pa.DataType]) -> bool:
-    """True when a key of these column types is its own 64-bit value."""
+    """True when 64 bits tell all keys of these column types apart."""
     return len(types) == 1 and _fixed_width(types[0]) in (1, 2, 4, 8)
 
 

@@ -114,7 +114,7 @@ class KvTablet:
 
     def clear(self) -> None:
         """Hold no rows, and give their memory back: whoever still refers to this does not keep it."""
-        self._index = KeyIndex()
+        self._index, self._live = KeyIndex(), 0
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in self.schema]
         self._prefixes = PrefixIndex(self._seed) if self._prefix else None
         self._planned: _Planned | None = None
@@ -155,7 +155,8 @@ class KvTablet:
         return column
 
     def __len__(self) -> int:
-        return len(self._index)
+        """Live rows after the last change that is done: what the log says up to there, also of one that is torn."""
+        return self._live
 
     def _resize(self) -> None:
         for column in self._columns:
@@ -182,7 +183,7 @@ class KvTablet:
             slots, prior, self._index.live_offsets, base_offset, latest, below, change, prev, image, under, ends
         )
         if n and slots.min() < 0:
-            self._make_room(n, keys)
+            self.reserve(n, keys)
         full = batch.num_columns == len(self.schema)
         if full and k == n:
             records = pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
@@ -291,14 +292,14 @@ class KvTablet:
             self._put(slots, planned.stays(self._columns))
         else:
             self._apply(np.arange(base_offset, base_offset + rows.num_rows), change_types, rows)
-        self.torn = False
+        self._live, self.torn = len(self._index), False
 
-    def reserve(self, rows: int) -> None:
-        """Make room for so many rows before they are loaded."""
-        self._make_room(rows)
+    def reserve(self, rows: int, keys: KeyBatch | None = None) -> None:
+        """Make room for so many rows before they are loaded, or logged; these keys are theirs, where they are known.
 
-    def _make_room(self, rows: int, keys: KeyBatch | None = None) -> None:
-        """Where there is no memory for new rows, that is found out before anything is written; what is held stays."""
+        Raises:
+            MemoryError: there is not that much; all that is held stays.
+        """
         self._index.reserve(rows, keys)
         if self._index.capacity != self._capacity:
             self._resize()
@@ -307,7 +308,7 @@ class KvTablet:
         """`apply` rows of a checkpoint, which were written at these offsets; all of them before any later record."""
         self.torn = True
         self._apply(offsets, np.full(rows.num_rows, ChangeType.INSERT, np.int8), rows)
-        self.torn = False
+        self._live, self.torn = len(self._index), False
 
     def _apply(self, offsets: npt.NDArray[np.int64], change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         if (change_types == ChangeType.UPDATE_BEFORE).any():

@@ -297,6 +297,7 @@ def write_once(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
         )
     target = Target(con.uri, table, operation, _listed(columns), definition, collations(df.schema))
+    # Asked before a table is made.
     once = None if job is None and batch is None else of_job(job, batch)
     handle = handle_of(target.opened(con, written_schema(df.schema)))
     written = of_run() if once is None else of_job(job, batch, target.way(handle.desc))

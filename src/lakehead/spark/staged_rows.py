@@ -233,7 +233,8 @@ def of_job(job: object, batch: object, way: str = "") -> JobBatch:
         way: as of `Target.way`: each is known by itself, and what is written in the same way is the same again.
 
     Raises:
-        InvalidPropertyError: one of the two is missing, or the number is none that a batch may have.
+        InvalidPropertyError: one of the two is missing, the name is too long, or the number is none that a batch may
+            have.
     """
     number = batch if type(batch) is int else int(batch) if isinstance(batch, str) and batch.isdecimal() else -1
     if not isinstance(job, str) or not job or not 0 <= number <= BATCH_MAX:
