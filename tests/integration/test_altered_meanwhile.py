@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import lakehead as lh
@@ -15,7 +16,7 @@ from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
 from lakehead.client.remote_log import RemoteLog
 from lakehead.client.table import TableHandle
-from lakehead.errors import SchemaChangedError
+from lakehead.errors import ColumnNotFoundError, SchemaChangedError
 from lakehead.tiering import round as tiering_round
 
 CHANGES: dict[str, Callable[[Any], object]] = {
@@ -74,6 +75,48 @@ def test_rows_are_written_as_they_were_given(
         monkeypatch.setattr(api_table, verb, conformed)
         (table.upsert if keyed else table.append)([{"id": 1, "x": 5, "w": 6}])
         assert con.table(name).scan().to_arrow().to_pylist() == [AFTER[change]]
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "columns": {"columns": ["x"]},
+    "where": {"columns": ["id"], "where": "X < 50"},
+    "an expression": {"columns": ["id"], "where": pc.field("x") < 50},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("named", NAMED)
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "keyed"])
+def test_a_subscription_never_goes_on_with_another_column(
+    con: lh.Connection, name: str, keyed: bool, named: str, change: str
+) -> None:
+    table = con.create_table(name, SCHEMA, primary_key="id" if keyed else None)
+    put = table.upsert if keyed else table.append
+    put([{"id": 1, "x": 5, "w": 6}])
+    with table.subscribe("earliest", **NAMED[named]) as subscription:
+        assert next(subscription).rows.num_rows == 1
+        with con.table(name).alter() as altering:
+            CHANGES[change](altering)
+        put([{c: 2 for c in table.schema.names}])
+        if change in ("add", "widen"):
+            assert next(subscription).rows.num_rows == 1
+        else:
+            with pytest.raises(ColumnNotFoundError, match="'x'"):
+                next(subscription)
+
+
+@pytest.mark.parametrize("where", ["place.x < 50", pc.field("place", "x") < 50], ids=["text", "expression"])
+def test_a_subscription_never_goes_on_with_another_field(con: lh.Connection, name: str, where: Any) -> None:
+    place = pa.struct([("x", pa.int32()), ("w", pa.int32())])
+    table = con.create_table(name, pa.schema([("id", pa.int64()), ("place", place)]))
+    table.append([{"id": 1, "place": {"x": 5, "w": 6}}])
+    with table.subscribe("earliest", columns=["id"], where=where) as subscription:
+        assert next(subscription).rows.num_rows == 1
+        with con.table(name).alter() as a:
+            a.rename_column("place.x", "z").rename_column("place.w", "x")
+        con.table(name).append([{"id": 2, "place": {"z": 5, "x": 6}}])
+        with pytest.raises(ColumnNotFoundError, match=r"'place\.x'"):
+            next(subscription)
 
 
 def test_small_appends_under_two_definitions_go_apart(

@@ -341,6 +341,8 @@ NANS = pa.table(
     }
 )
 AT_MOST_NAN = [
+    "f is not distinct from 'nan'::double or f <= 2",
+    "f is distinct from 'nan'::double or k = 2",
     "f <= 'nan'",
     "not (f > 'nan')",
     "f <= $f",
@@ -376,6 +378,8 @@ def test_rows_without_a_number_are_never_compared_with_nan(nans: lh.Connection, 
     wanted = _native(f"select k from nans where {where} order by k", params)
     assert nans.sql(f"select k from nans where {where} order by k", params).fetchall() == wanted
     assert nans.sql(f"select count(*) from nans where {where}", params).fetchone() == (len(wanted),)
+    changes = nans.sql(f"select k from nans$changelog where {where} order by k", params)
+    assert changes.fetchall() == wanted
     pq.write_table(NANS, tmp_path / "nans.parquet")
     for frame in (NANS, NANS.to_batches()[0], NANS.to_reader(), ds.dataset(tmp_path / "nans.parquet")):
         found = nans.sql(f"select k from frame where {where} order by k", params, frames={"frame": frame})

@@ -33,6 +33,9 @@ _PIECEWISE = ("fetchone", "fetchmany", "fetch_df_chunk")
 _UNMADE = "pyarrow.lib.check_status"
 """What errors name that DuckDB met while it made a filter for Arrow: Python has no datetime for some of its values."""
 
+_UNABLE = re.compile(r"Pushdown Filter|Unsupported comparison type .* for NaN")
+"""What it says of conditions that it would push down and cannot make for Arrow."""
+
 _HERE = ("show",)
 """What writes to the caller's output, which notebooks tell apart by thread; DuckDB itself looks for interrupts then."""
 
@@ -177,7 +180,7 @@ class Reading:
             try:
                 return call()
             except (duckdb.Error, pa.ArrowException) as e:
-                unable = isinstance(e, duckdb.NotImplementedException) and "Pushdown Filter" in str(e)
+                unable = isinstance(e, duckdb.NotImplementedException) and _UNABLE.search(str(e)) is not None
                 unable |= not self._failures and _UNMADE in str(e)
                 lost = any(f.context.get("pushed") == MEANT_OTHERWISE for f in self._failures)
                 if again is None or not (unable or lost):

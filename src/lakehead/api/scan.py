@@ -105,9 +105,17 @@ class Scan(Handle):
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """All rows, as pandas; needs pandas installed."""
+        """All rows, as pandas; needs pandas installed.
+
+        Raises:
+            InvalidRequestError: pandas has no such value, as a day after the year 9999.
+        """
         _installed("pandas")
-        return self.to_arrow().to_pandas()
+        rows = self.to_arrow()
+        try:
+            return rows.to_pandas()
+        except (ValueError, OverflowError) as e:
+            raise InvalidRequestError(f"pandas has no such value ({e}): to_arrow() and to_polars() have") from e
 
     def to_polars(self) -> polars.DataFrame:
         """All rows, as Polars; needs Polars installed."""

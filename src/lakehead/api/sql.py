@@ -335,7 +335,8 @@ def _not_found(text: str, statement: Statement, tables: Sequence[str]) -> TableN
     known = f"Lakehead tables: {', '.join(tables[:20]) or 'none'}"
     lacks = [t.name for t in statement.tables if not t.schema and f"name {t.name} does" in text]
     variable = f". A variable of the program is given by frames={{{lacks[0]!r}: ...}}" if lacks else ""
-    return TableNotFoundError(f"{text} {' '.join(near) or known + variable}")
+    text = text.partition(" because schema ")[0].removesuffix("!")  # which is DuckDB's
+    return TableNotFoundError(f"{text}! {' '.join(near) or known + variable}")
 
 
 def _shown(con: Tables, what: str, tables: Sequence[str]) -> pa.Table:

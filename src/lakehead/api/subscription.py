@@ -21,6 +21,7 @@ from lakehead.errors import ColumnNotFoundError, InvalidRequestError, OffsetOutO
 from lakehead.format.changes import named_changes
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
+from lakehead.predicate.nodes import Field, walk
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import Stream, StreamHeader
 from lakehead.types import (
@@ -32,6 +33,7 @@ from lakehead.types import (
     TableDescriptor,
     TabletId,
     TabletKey,
+    field_id,
 )
 
 NamedStart = Literal["latest", "earliest", "full"]
@@ -159,15 +161,33 @@ def subscribe(
     """Open a subscription; see `Table.subscribe`."""
     if isinstance(columns, Iterable) and not isinstance(columns, str):
         columns = list(columns)  # which is asked for once more after each change of the table
+    named: dict[tuple[str, ...], tuple[int | None, ...]] = {}
 
     def specify(desc: TableDescriptor) -> ReadSpec:
+        fields = desc.schemas.current.fields
+        for path, ids in named.items():
+            if _ids_of(path, fields) != ids:
+                name = ".".join(path)
+                why = f"{desc.path} was altered, and has no column {name!r} any more, or another one of that name"
+                raise ColumnNotFoundError(f"{why}: subscribe to what it has now", column=name)
         wanted = chosen_columns(desc, columns)
         predicate: Predicate | None = None if where is None else parse_predicate(where, desc.schema)
+        read = [] if predicate is None else [n.path for n in walk(predicate.tree) if isinstance(n, Field)]
+        named.update({path: _ids_of(path, fields) for path in ([(c,) for c in wanted if columns is not None] + read)})
         changes = [CHANGE_TYPE_COLUMN] if desc.keyed else []
         return ReadSpec((*wanted, *changes, BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN), predicate)
 
     stream = Feed(handle, _start(handle.desc, start), _stops(handle, stop), specify)
     return Subscription(handle.desc, stream)
+
+
+def _ids_of(path: tuple[str, ...], fields: pa.Schema | pa.StructType) -> tuple[int | None, ...]:
+    """The ids of a column and of what is named inside of it, as far as there is such."""
+    at = fields.get_field_index(path[0])
+    if at < 0:
+        return ()
+    field, inside = fields.field(at), path[1:]
+    return (field_id(field), *(_ids_of(inside, field.type) if inside and pa.types.is_struct(field.type) else ()))
 
 
 def _start(desc: TableDescriptor, start: Any) -> FeedStart:

@@ -155,7 +155,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     rows = [list(row) for row in rows]
     terminal = sys.stdout.isatty()
     widths = _widths(columns, rows, Console(file=sys.stdout).width) if terminal else [None] * len(columns)
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(columns):
         values = [row[i] for row in rows if row[i] is not None]
         numeric = bool(values) and all(isinstance(v, int | float) for v in values)
@@ -163,6 +163,10 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
             table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True, width=widths[i])
     for row in rows:
         table.add_row(*(Text(cell_text(v), style="dim" if v is None else "") for v in row[: len(widths)]))
+    if title is not None and terminal:  # a line of its own, which a narrow table does not break
+        Console(file=sys.stdout).print(Text(printable(title), style="bold"), soft_wrap=True)
+    elif title is not None:
+        write_line(printable(title))
     if terminal:
         Console(file=sys.stdout).print(table)
         if left := columns[len(widths) :]:

@@ -249,15 +249,16 @@ def _discrete_position(literal: Literal, t: pa.DataType) -> Fraction:
     zone = t.tz if pa.types.is_timestamp(t) else None
     if isinstance(literal, str):
         stamp = parse_timestamp(literal) if pa.types.is_timestamp(t) else parse_date(literal)
+        if isinstance(stamp, TimestampLiteral) and stamp.zoned and zone is None:
+            raise InvalidPredicateError(
+                f"a filter compares a value of type {t}, which has no time zone, with {literal!r}, a text that has one:"
+                " write timestamptz before it for the moment in UTC, or leave the zone out"
+            )
         literal = rounded(stamp, t.unit) if isinstance(stamp, TimestampLiteral) and zone is None else stamp
     if isinstance(literal, DateLiteral):
         literal = TimestampLiteral(literal.days * _DAY_NS, zoned=False)
     if not isinstance(literal, TimestampLiteral):
         raise _mismatch(literal, t)
-    if literal.zoned and zone is None:
-        raise InvalidPredicateError(
-            f"a filter compares a value of type {t}, which has no time zone, with a literal that has one: leave it out"
-        )
     step = _UNIT_NS[t.unit] if pa.types.is_timestamp(t) else _DAY_NS if t == pa.date32() else 10**6
     return Fraction(literal.ns, step)
 

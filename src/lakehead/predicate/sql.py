@@ -8,6 +8,7 @@ equals itself and is the greatest float, ``/`` divides as double, integers compu
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -80,7 +81,7 @@ def translate(text: str, schema: pa.Schema) -> pc.Expression:
     except SqlglotError as e:
         raise InvalidPredicateError(
             f"the filter {_short(text)} is not a SQL condition such as \"price > 3 and city = 'Oslo'\":"
-            f" {_first_line(e)}"
+            f" {_first_line(e.__cause__ or e)}"  # of a text that is no condition the cause says why
         ) from e
     except RecursionError as e:
         raise InvalidPredicateError("a filter is nested too deeply: simplify it, or use IN for lists of values") from e
@@ -90,8 +91,9 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 120 else text[:117] + "...")
 
 
-def _first_line(e: Exception) -> str:
-    return (str(e).splitlines() or [""])[0].strip()
+def _first_line(e: BaseException) -> str:
+    """Without the classes of the parser, which name nothing that a user wrote."""
+    return re.sub(r" for <class '[^']*'>", "", (str(e).splitlines() or [""])[0]).strip()
 
 
 def _refuse(node: exp.Expr, why: str) -> InvalidPredicateError:

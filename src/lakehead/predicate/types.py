@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 
 import pyarrow as pa
@@ -116,11 +117,13 @@ def cast_literal(literal: Literal, target: pa.DataType) -> Literal:
             return lit.parse_blob(literal)
         if lit.is_text(target):
             return literal
-        if types.is_float64(target):
+        if types.is_floating(target):
             try:
-                return float(literal)
+                number = float(literal)
             except ValueError as e:
                 raise InvalidPredicateError(f"a filter casts {literal!r} to a number, which it is not") from e
+            if types.is_float64(target) or not math.isfinite(number):
+                return number
         if not lit.is_number(target):
             return None
         literal = lit.parse_number(literal)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.cli.output import json_text, rows_of, write_arrow_table, write_rows_json
+from lakehead.cli.output import json_text, rows_of, write_arrow_table, write_rows_json, write_table
 
 NANOSECOND = 1_577_836_800_123_456_789
 """Of 2020-01-01."""
@@ -86,3 +86,9 @@ def test_floats_that_json_lacks_are_texts_at_any_depth() -> None:
         "c": ["NaN", "Infinity", "-Infinity"],
         "m": [["Infinity", {"x": "NaN"}]],
     }
+
+
+def test_a_title_is_one_line_above_a_narrow_table(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "lakehead:///a/path/that/is/much/longer/than/all/of/the/columns/of/its/table/are.sock"
+    write_table(["n"], [[1]], title=title)
+    assert capsys.readouterr().out.splitlines()[0] == title
