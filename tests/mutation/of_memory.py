@@ -181,10 +181,17 @@ OF_MEMORY = (
         "tests/integration/test_sql_copies.py",
     ),
     Mutant(
+        "the number of a file tells it apart for ever",
+        "env/place.py",
+        "if _differ(self.file, former.file) or _differ(self.born, former.born):",
+        "if _differ(self.file, former.file):",
+        "tests/unit/env/test_place.py",
+    ),
+    Mutant(
         "a folder whose files were replaced is what it was",
         "env/place.py",
-        "if self.inode != former.inode or (self.file != former.file and self.file and former.file):",
-        "if self.inode != former.inode:",
+        "if _differ(self.file, former.file) or _differ(self.born, former.born):",
+        "if _differ(self.born, former.born):",
         "tests/unit/env/test_place.py",
     ),
     Mutant(

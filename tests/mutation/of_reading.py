@@ -412,4 +412,11 @@ OF_READING = (
         "        tables = [list(table.answering().items()) for table in live]\n        with self._tables.moment:\n",
         "tests/unit/server/test_tables.py",
     ),
+    Mutant(
+        "follow columns by their names alone",
+        "api/subscription.py",
+        "            if _ids_of(path, fields) != ids:\n",
+        "            if False:\n",
+        "tests/integration/test_altered_meanwhile.py",
+    ),
 )

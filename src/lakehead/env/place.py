@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import struct
 from dataclasses import asdict, dataclass
 
 from lakehead.env.storage import storage_errors
 from lakehead.errors import InvalidRequestError, StorageError
 
 _MACHINE_ID = "/etc/machine-id"
+_AT_FDCWD, _STATX_BTIME, _STATX_BYTES, _BTIME_AT = -100, 0x800, 256, 80
+"""From `statx(2)` of Linux, and how it lays out ``struct statx``, the same on all machines."""
 
 
 def real_path(folder: str) -> str:
@@ -42,6 +46,19 @@ def require_working_folder(who: str) -> None:
         ) from e
 
 
+def born_ns(path: str) -> int:
+    """When a file was made, which no program changes and no copy has, in nanoseconds; 0 where that is not kept."""
+    try:
+        statx = ctypes.CDLL(None).statx
+    except (AttributeError, OSError):  # not Linux: elsewhere Python tells it
+        return int(getattr(os.stat(path), "st_birthtime", 0) * 1e9)
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    failed = statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, found)
+    (kept,) = struct.unpack_from("=I", found)
+    seconds, nanoseconds = struct.unpack_from("=qI", found, _BTIME_AT)
+    return 0 if failed or not kept & _STATX_BTIME else int(seconds) * 10**9 + int(nanoseconds)
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder's name, and the file system's own numbers for it.
@@ -51,7 +68,9 @@ class Place:
         inode: unique on the device, and kept when the folder is renamed.
         device: changes when disks are numbered anew, so it tells nothing where the path is the same.
         machine: whose devices those are; empty when the machine does not say.
-        file: the inode of one file of it; what was put into the folder in its place has another. 0 is not known.
+        file: the inode of one file of it; what was put into the folder in its place has another, unless the file
+            system gave it the number that became free. 0 is not known.
+        born: when that file was made; 0 is not known.
     """
 
     path: str
@@ -59,6 +78,7 @@ class Place:
     device: int
     machine: str
     file: int = 0
+    born: int = 0
 
     @classmethod
     def of(cls, folder: str, file: str = "") -> Place:
@@ -73,16 +93,19 @@ class Place:
         with storage_errors(folder, "look at"):
             path = os.path.realpath(folder)
             found = os.stat(path)
-            number = os.stat(os.path.join(path, file)).st_ino if file else 0
+            there = os.path.join(path, file)
+            number, born = (os.stat(there).st_ino, born_ns(there)) if file else (0, 0)
         machine = ""
         with contextlib.suppress(OSError, UnicodeDecodeError), open(_MACHINE_ID, encoding="ascii") as f:
             machine = f.read().strip()
-        return cls(path, found.st_ino, found.st_dev, machine, number)
+        return cls(path, found.st_ino, found.st_dev, machine, number, born)
 
     def is_copy_of(self, former: Place) -> bool:
         """Whether a folder that was at ``former`` cannot have been renamed to here: it was copied, or moved across
         disks, which looks the same, or what is in it was put there later."""
-        if self.inode != former.inode or (self.file != former.file and self.file and former.file):
+        if self.inode != former.inode:
+            return True
+        if _differ(self.file, former.file) or _differ(self.born, former.born):
             return True
         return self.path != former.path and (self.device, self.machine) != (former.device, former.machine)
 
@@ -96,6 +119,12 @@ class Place:
         try:
             values = json.loads(text)
             path, inode, device = str(values["path"]), int(values["inode"]), int(values["device"])
-            return cls(path, inode, device, str(values["machine"]), int(values.get("file", 0)))
+            file, born = int(values.get("file", 0)), int(values.get("born", 0))
+            return cls(path, inode, device, str(values["machine"]), file, born)
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def _differ(a: int, b: int) -> bool:
+    """Whether both are known, and are not the same."""
+    return bool(a and b and a != b)

@@ -17,6 +17,7 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp, parse_one
+from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import SqlglotError
 
 from lakehead.errors import InvalidPredicateError
@@ -76,7 +77,7 @@ def translate(text: str, schema: pa.Schema) -> pc.Expression:
     if len(text) > TEXT_CHARACTERS_MAX:
         raise InvalidPredicateError(f"a filter is at most {TEXT_CHARACTERS_MAX} characters long, this has {len(text)}")
     try:
-        tree = parse_one(text, read="duckdb", into=exp.Condition)
+        tree = parse_one(text, read=DuckDB, into=exp.Condition)
         return _Translator(schema).boolean(tree, truth=True)
     except SqlglotError as e:
         raise InvalidPredicateError(

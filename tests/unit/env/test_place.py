@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from lakehead.env.place import Place
+from lakehead.env.place import Place, born_ns
 from lakehead.errors import StorageError
 
 
@@ -32,8 +33,24 @@ def test_files_that_were_put_into_a_folder_are_a_copy(tmp_path: Path) -> None:
     (tmp_path / "new").replace(tmp_path / "file")
     later = Place.of(str(tmp_path), "file")
     assert later.is_copy_of(here) and not later.is_copy_of(later)
+    assert dataclasses.replace(later, born=0).is_copy_of(here), "where no time is kept"
     assert not later.is_copy_of(alone) and not alone.is_copy_of(later)
     assert Place.from_json(here.to_json()) == here
+
+
+def test_a_file_that_took_the_number_of_the_one_before_is_a_copy(tmp_path: Path) -> None:
+    """As many file systems give it at once; and one that another program writes on stays what it is."""
+    (tmp_path / "file").write_text("a")
+    here = Place.of(str(tmp_path), "file")
+    (tmp_path / "file").write_text("b")
+    os.utime(tmp_path / "file", (1, 1))
+    assert not Place.of(str(tmp_path), "file").is_copy_of(here)
+    (tmp_path / "file").unlink()
+    (tmp_path / "file").write_text("a")
+    later = Place.of(str(tmp_path), "file")
+    assert later.is_copy_of(here) and here.born and born_ns(str(tmp_path / "none")) == 0
+    same = dataclasses.replace(later, file=here.file)
+    assert same.is_copy_of(here) and not same.is_copy_of(dataclasses.replace(here, born=0))
 
 
 def test_disks_may_be_numbered_anew_where_the_path_stays() -> None:
