@@ -389,7 +389,7 @@ class Tablet:
         except ClosedError as e:
             raise (self._closed() or e) from e
 
-    def _require_readable(self, schema_id: int = -1) -> None:
+    def _require_readable(self, schema_id: int) -> None:  # under the state's lock: what changes is torn meanwhile
         if (reason := self._closed()) is not None:
             raise reason  # its rows are gone
         if self._kv is not None and self._kv.torn:
@@ -538,8 +538,7 @@ class Tablet:
 
     def _do(self, note: Note) -> None:
         if isinstance(note, MakeCheckpoint):
-            self._checkpoint()
-            return
+            return self._checkpoint()
         with self._log_lock:
             if isinstance(note, Roll):
                 self._log.roll()
@@ -576,7 +575,8 @@ class Tablet:
 
     def _until_closed(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
-            self._require_readable()
+            if (reason := self._closed()) is not None:
+                raise reason
             yield item
 
     # ---- end --------------------------------------------------------------------------------------------------

@@ -491,6 +491,13 @@ def test_a_checkpoint_gives_back_the_memory_of_what_it_read(monkeypatch: pytest.
     assert {segment.path for segment in view.segments} <= set(given_back)
 
 
+def test_a_checkpoint_is_made_while_rows_change() -> None:
+    t = Opened(keyed=True)
+    t.write((1, "a"))
+    vars(t.tablet)["_kv"].torn = True  # as while a change is applied
+    t.tablet.apply_note(MakeCheckpoint())
+
+
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("keyed", [False, True])
 def test_what_is_trimmed_is_let_go_of_with_its_last_reader(keyed: bool, reopened: bool) -> None:
