@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.integration.test_cli import documents, lakehead
 
+import lakehead as lh
 from lakehead.cli import main as cli
 
 
@@ -90,6 +91,11 @@ def test_times_are_iso_8601(uri: tuple[object, ...]) -> None:
     query = "select timestamp '20000-01-01' a, timestamp '2000-01-01' b, timestamp_ns '2000-01-01 00:00:00.000000001' c"
     found = documents(*uri, "sql", query)
     assert found == [{"a": "20000-01-01T00:00:00", "b": "2000-01-01T00:00:00", "c": "2000-01-01T00:00:00.000000001"}]
+    lakehead(*uri, "table", "create", "far", "--schema", "k bigint, a timestamp", "--primary-key", "k")
+    with lh.connect(str(uri[1])) as con:
+        con.table("far").upsert(con.sql("select 1::bigint k, timestamp '20000-01-01' a").to_arrow_table())
+    assert documents(*uri, "get", "far", "1") == [{"k": 1, "a": "20000-01-01T00:00:00"}]
+    assert b"20000-01-01" in lakehead(*uri, "get", "far", "1").stdout
 
 
 def test_tables_are_printed_where_output_is_not_utf_8(uri: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from tests.certificates import Authority
 from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
+from lakehead.api import connection
 from lakehead.api.embedded import serve
 from lakehead.client import patience
 from lakehead.config import ServerConfig
@@ -211,6 +212,24 @@ def test_sparks_workers_get_what_the_driver_was_given(
         monkeypatch.setenv("HOME", str(tmp_path))  # where no token is found
         with connections._connected(named(host)) as worker:
             assert worker.table("a.t").scan().count() == 2
+
+
+def test_sparks_workers_of_nobodys_session_get_what_their_environment_says_of_one_address(
+    tmp_path: Path, authority: Authority, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions of Spark Connect and plain ones, which made no connection, and a token that must not go elsewhere."""
+    cert, key = authority.signed("spark", "URI:spiffe://lake.test/spark")
+    with served(tmp_path / "data", certificate, client_ca=authority.ca) as host:
+        given = {"TOKEN": "t", "TLS_CA": authority.ca, "TLS_CERT": cert, "TLS_KEY": key, "URI": named(host)}
+        for name, value in given.items():
+            monkeypatch.setenv(f"LAKEHEAD_{name}", str(value))
+        monkeypatch.setenv("HOME", str(tmp_path))  # where no token is found
+        with connections._connected(named(host)) as worker:
+            worker.create_table("a.t", [("k", "int64")]).append(ROWS)
+            done = subprocess.run([sys.executable, "-m", "lakehead.cli.main", "table", "list"], capture_output=True)
+            assert done.returncode == 0 and b"a.t" in done.stdout, done.stderr
+        assert connection.presented(f"lakehead://127.0.0.1:{host.port}", os.environ) == {}
+        assert connection.presented(str(tmp_path), {"LAKEHEAD_URI": str(tmp_path), "LAKEHEAD_TOKEN": "t"}) == {}
 
 
 def test_the_command_line_speaks_tls(

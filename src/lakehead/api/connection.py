@@ -125,6 +125,15 @@ def connect(
         return shielded(lambda: _connect_folder(folder, how), undo=Connection.close)
 
 
+def presented(uri: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What `connect` is to be given for an address, by the environment: for that of ``LAKEHEAD_URI``, and for no other,
+    where whoever named it would get the token."""
+    if "://" not in uri or uri != environ.get("LAKEHEAD_URI"):
+        return {}
+    names = ("token", "tls_ca", "tls_cert", "tls_key")
+    return {name: given for name in names if (given := environ.get(f"LAKEHEAD_{name.upper()}"))}
+
+
 @contextlib.contextmanager
 def _enough_threads() -> Iterator[None]:
     try:

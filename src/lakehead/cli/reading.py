@@ -55,7 +55,8 @@ def get(session: Session, table: TableArgument, key: Annotated[list[str], typer.
                 f" {len(key)} value{'s' * (len(key) > 1)}"
             )
         fields: list[pa.Field] = [opened.schema.field(n) for n in names]
-        row = opened.get({f.name: parse_text(text, f) for f, text in zip(fields, key, strict=True)})
+        found = opened.lookup([{f.name: parse_text(text, f) for f, text in zip(fields, key, strict=True)}])
+    row = next(iter(rows_of(found)), None)
     if row is None:
         if session.json:
             write_json(None)

@@ -76,12 +76,14 @@ class Session:
         return self.output is Output.json
 
     def connect(self, *, create: bool = False) -> Connection:
-        """Open ``uri``; the token of a server elsewhere comes from ``LAKEHEAD_TOKEN``, never from arguments.
+        """Open ``uri``; the token of a server elsewhere comes from ``LAKEHEAD_TOKEN``, never from arguments, and the
+        certificates of ``LAKEHEAD_URI`` from the environment, where no option names some.
 
         Args:
             create: make the folder when it is missing; else a missing folder, likely a slip, is an error.
         """
         import lakehead
+        from lakehead.api.connection import presented
         from lakehead.config import ENVIRONMENT, load
         from lakehead.env.secret_files import SECRETS
 
@@ -102,7 +104,8 @@ class Session:
             lake = load(toml, named, {"listen": "127.0.0.1:0"}, self.config, SECRETS, shared).lake
         token = os.environ.get("LAKEHEAD_TOKEN") if "://" in self.uri else None
         tls = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
-        return lakehead.connect(self.uri, token=token, lake=lake, **tls)
+        given = presented(self.uri, os.environ) if not any(tls.values()) else {}
+        return lakehead.connect(self.uri, lake=lake, **tls | {"token": token} | given)
 
 
 def _is_others(folder: str) -> bool:

@@ -64,10 +64,11 @@ def to_arrow_table(data: object, schema: pa.Schema, *, what: str, fill: Mapping[
         ColumnNotFoundError: a dict or DataFrame has a column that the schema lacks.
     """
     table = _to_table(data, schema, what, allow_extra=False, fill=fill)
-    rows = len(data) if _is_pandas(data, "DataFrame") else table.num_rows  # type: ignore[arg-type]
-    if rows and not table.num_columns:
+    if table.num_columns:
+        return table
+    if rows := len(data) if _is_pandas(data, "DataFrame") else table.num_rows:  # type: ignore[arg-type]
         raise SchemaMismatchError(f"{what}: there are {rows:,} rows, and no column: give one at least")
-    return table
+    return schema.empty_table()
 
 
 def conform(
@@ -139,10 +140,7 @@ def _to_table(
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
-    if isinstance(data, dict):
-        data = [data]
-    if _is_iterator(data):
-        data = list(data)
+    data = [data] if isinstance(data, dict) else list(data) if _is_iterator(data) else data
     if isinstance(data, list | tuple):
         rows = data if isinstance(next(iter(data), None), dict) else _rows_of(data)
         if any(map(_is_tabular, rows[:1])) and all(map(_is_tabular, rows)):
@@ -162,6 +160,7 @@ def _to_table(
         raise SchemaMismatchError(f"{what}: the {type(data).__name__} cannot be read as a table: {e}") from e
     raise SchemaMismatchError(
         f"{what}: a {type(data).__name__} is not a table: give an Arrow table, a DataFrame or a list of dicts"
+        + (" (its collect() makes one)" if hasattr(data, "collect") else "")
     )
 
 

@@ -9,6 +9,8 @@ Errors in calls are an `ErrorReply`; in streams they are a Flight error whose ``
 from __future__ import annotations
 
 import contextlib
+import errno
+import socket
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,10 +95,13 @@ class FlightServer(fl.FlightServerBase):
             how |= {} if tls.authorities is None else {"root_certificates": tls.authorities}
         try:
             location = address.location(tls=tls is not None)
+            if isinstance(address, TcpAddress):
+                _require_free(address)
             has_threads()
             super().__init__(location, middleware={"credentials": _Credentials()}, **how)
         except (pa.ArrowException, OSError) as e:
-            hint = ": is the port in use?" if isinstance(address, TcpAddress) else ""
+            taken = isinstance(e, OSError) and e.errno == errno.EADDRINUSE
+            hint = ": the port is in use, by a server perhaps that was started before" if taken else ""
             raise InvalidRequestError(f"cannot listen on {address}{hint} ({e})") from e
         self.address: Address = address
         if isinstance(address, TcpAddress):
@@ -165,6 +170,18 @@ class FlightServer(fl.FlightServerBase):
                 items.close()
 
         return fl.GeneratorStream(schema, batches())
+
+
+def _require_free(address: TcpAddress) -> None:
+    """Return if it can be listened on; gRPC would tell of it in lines of its own log.
+
+    Raises:
+        OSError: it cannot.
+    """
+    family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
 
 
 def _end_with_process(server: FlightServer) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pyspark
 
 from lakehead.api.connection import Connection
+from lakehead.env.tls import Tls
 from lakehead.errors import AuthenticationError, InvalidRequestError, MissingDependencyError, UnavailableError
 from lakehead.spark.connections import in_worker
 from lakehead.spark.daemon import PLANNING, WORKING
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 TASKS_MAX = 16
 _NAME = "check of the executors"
 _ANSWER_SECONDS = 120
-_checked: set[tuple[str, str]] = set()
-"""Applications and the addresses that their executors have reached."""
+_checked: set[tuple[str, str, str | None, Tls | None]] = set()
+"""Applications, the addresses that their executors have reached, and with what."""
 
 
 def require_executors(spark: SparkSession, con: Connection) -> None:
@@ -46,7 +47,7 @@ def require_executors(spark: SparkSession, con: Connection) -> None:
         InvalidRequestError: they do not reach it.
     """
     context = spark.sparkContext
-    checked = (context.applicationId, con.uri)
+    checked = (context.applicationId, con.uri, *con._given)
     if (is_private(context.master) and is_own_python(context.pythonExec)) or checked in _checked:
         return
     known = context._jsc.sc().getExecutorMemoryStatus().size() - 1

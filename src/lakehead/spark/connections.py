@@ -1,7 +1,8 @@
 """Connections of Spark's processes: which one a session means, and one per worker process and address.
 
 A process on the same machine takes tokens from this user's files. What `connect` was given goes to Python workers in
-their environment: never in options, settings, plans or logs.
+their environment: never in options, settings, plans or logs. Where nobody connected, as in a session of Spark Connect,
+it is what their environment says of one address (`presented`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from lakehead.api.connection import Connection, connect, open_server
+from lakehead.api.connection import Connection, connect, open_server, presented
 from lakehead.api.table import Table, handle_of
 from lakehead.client.patience import Patience
 from lakehead.client.table import TableHandle
@@ -240,7 +241,7 @@ def _waited_for(uri: str) -> Connection:
 def _connected(uri: str) -> Connection:
     given = json.loads(os.environ.get(_GIVEN, "{}")).get(uri)
     if given is None:
-        return connect(uri)
+        return connect(uri, **presented(uri, os.environ))
     token, pem = given
     tls = None if pem is None else Tls(*(None if x is None else x.encode() for x in pem))
     try:

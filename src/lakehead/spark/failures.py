@@ -22,6 +22,11 @@ _VERSIONS = re.compile(r"Python in worker has different version: (\S+) than that
 _LAKE_FILE = r"\w+:/[^\s'\"]+-[0-9a-f]{32}/data/[^\s'\"]+\.parquet"
 _GONE = re.compile(rf"(?:FileNotFoundException: (?:File )?|FILE_NOT_EXIST[^\n]*?)\b({_LAKE_FILE})")
 _WAYS = "install lakehead[spark] there, or hand it over: --py-files has its own code, a packed environment all of it"
+_OF_LAKEHEAD = re.compile(
+    r"(lakehead|pyspark_lakehead|pyspark|py4j|pandas|pyarrow|numpy|numba|llvmlite|pyiceberg|sqlalchemy|duckdb|sqlglot"
+    r"|msgspec|typer|rich|crc32c)(\.|$)"
+)
+"""Modules that Lakehead needs, or is; others are what someone's own functions import."""
 
 
 def error_of(text: str) -> LakeheadError | None:
@@ -36,7 +41,8 @@ def _told(text: str) -> Iterator[tuple[int, LakeheadError]]:
         if (cls := _ERRORS.get(m[1])) is not None:
             yield m.start(), cls(m[2].strip())
     for m in _MODULE.finditer(text):
-        why = f"the Python of Spark's executors has no module {m[1]!r}: {_WAYS}; then begin again"
+        ways = _WAYS if _OF_LAKEHEAD.match(m[1]) else "install it there, or hand it over"
+        why = f"the Python of Spark's executors has no module {m[1]!r}: {ways}; then begin again"
         yield m.start(), MissingDependencyError(why, module=m[1])
     for m in _GONE.finditer(text):
         yield m.start(), missing_file(m[1])

@@ -96,7 +96,8 @@ def test_parts_may_be_lists_of_rows() -> None:
 
 def test_one_dict_is_one_row_and_nothing_is_no_row() -> None:
     assert take(ROWS[0]).to_pylist() == ROWS[:1]
-    assert take([]).schema == SCHEMA and take([]).num_rows == 0
+    for nothing in ([], pd.DataFrame(), pa.table({}), pa.table({}).to_reader(), pl.DataFrame()):
+        assert take(nothing).schema == SCHEMA and take(nothing).num_rows == 0
 
 
 def test_data_of_the_exact_schema_is_passed_on_as_it_is() -> None:
@@ -108,6 +109,7 @@ def test_data_of_the_exact_schema_is_passed_on_as_it_is() -> None:
     [
         (5, SchemaMismatchError, "append: a int is not a table"),
         (None, SchemaMismatchError, "NoneType"),
+        (pl.LazyFrame({"id": [1]}), SchemaMismatchError, "its collect() makes one"),
         ("id,name", SchemaMismatchError, "a str is not a table"),
         ([1, 2], SchemaMismatchError, "row 0 is a int"),
         ([ROWS[0], (1, 2, 3)], SchemaMismatchError, "row 1 is a tuple"),

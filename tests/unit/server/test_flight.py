@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.api.embedded import serve
+from lakehead.config import ServerConfig
 from lakehead.env.clock import SystemClock
 from lakehead.server import flight
 from lakehead.server.answers import ASK_SECONDS, ClientGone
@@ -57,3 +60,12 @@ def test_many_small_batches_ask_no_more_often(tmp_path: Path, monkeypatch: pytes
                 assert next(feed).rows["n"].to_pylist() == [n]
         streams = {id(client) for client in asked}
         assert len(asked) == len(streams)
+
+
+def test_a_port_that_is_taken_is_told_and_by_us_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with contextlib.closing(serve(tmp_path / "data", ServerConfig(token="t"))) as host:
+        for port, why in ((host.port, "the port is in use"), (1 << 15, "cannot listen on 203.0.113.7")):
+            on = "127.0.0.1" if port == host.port else "203.0.113.7"  # of no machine
+            with pytest.raises(lh.InvalidRequestError, match=why):
+                serve(tmp_path / f"on {on}", ServerConfig(host=on, port=port, token="t"))
+    assert capfd.readouterr().err == ""

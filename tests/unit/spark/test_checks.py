@@ -31,8 +31,8 @@ def session(master: str = "spark://box:7077", python: str = "python3-elsewhere",
     return SimpleNamespace(sparkContext=context)
 
 
-def connection(uri: str = "lakehead://box:9123") -> Any:
-    return SimpleNamespace(uri=uri, tables=list)
+def connection(uri: str = "lakehead://box:9123", token: str | None = None) -> Any:
+    return SimpleNamespace(uri=uri, tables=list, _given=(token, None))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ran
 
 
-def test_executors_are_looked_at_once_for_each_address(jobs: list[Any]) -> None:
+def test_executors_are_looked_at_once_for_each_address_and_token(jobs: list[Any]) -> None:
     spark = session()
     for _ in range(2):
         checks.require_executors(spark, connection())
@@ -57,6 +57,9 @@ def test_executors_are_looked_at_once_for_each_address(jobs: list[Any]) -> None:
     checks.require_executors(session(executors=0), connection())
     checks.require_executors(session(executors=99), connection())
     assert jobs[1:] == [2, 2, 1, checks.TASKS_MAX]
+    for _ in range(2):
+        checks.require_executors(spark, connection(token="another"))
+    assert jobs[1:] == [2, 2, 1, checks.TASKS_MAX, 2]
 
 
 def test_the_drivers_own_python_on_its_machine_is_not(jobs: list[Any]) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.spark import failures
 from lakehead.spark.failures import job_error
 
 BARE = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -26,6 +31,19 @@ def test_a_module_that_executors_lack_is_named(text: str, module: str) -> None:
     error = job_error(text)
     assert isinstance(error, lh.MissingDependencyError) and error.context["module"] == module
     assert f"has no module '{module}'" in str(error) and "--py-files" in str(error)
+
+
+def test_a_module_of_someones_own_functions_is_not_told_to_be_lakeheads() -> None:
+    error = job_error(BARE.replace("named 'lakehead')", "named 'our.prices')"))
+    assert isinstance(error, lh.MissingDependencyError) and error.context["module"] == "our.prices"
+    assert "lakehead[spark]" not in str(error) and "has no module 'our.prices'" in str(error)
+
+
+def test_all_that_lakehead_depends_on_is_known_as_its_own() -> None:
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
+    assert all(failures._OF_LAKEHEAD.match(re.split(r"[^\w-]", name)[0]) for name in named)
 
 
 def test_the_cause_is_no_line_of_a_stack_trace() -> None:
