@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ from lakehead.env.threads import Started
 from lakehead.errors import ClosedError, LakeheadError, OverloadedError
 from lakehead.protocol import messages as m
 from lakehead.protocol.messages import LEASE_JOINT
+
+_log = logging.getLogger("lakehead.client")
 
 Occasion: TypeAlias = Literal["open", "renew", "full"]
 """When holders of pins are asked to drop those that nobody needs: before a lease is opened (cheap checks only),
@@ -180,7 +183,10 @@ class Leases:
         self._news.changed.notify_all()
 
     def _drained(self) -> list[str]:
-        released = [self._released.popleft() for _ in range(len(self._released))]
+        released = []
+        with contextlib.suppress(IndexError):  # others drain it at the same time
+            while True:
+                released.append(self._released.popleft())
         with self._lock:
             for lease in released:
                 self._forget(lease)
@@ -200,6 +206,9 @@ class Leases:
             return False
         except LakeheadError:
             held = True  # the server may come back before they end
+        except Exception:  # of who holds a pin: the leases of all others are renewed
+            _log.exception("leases were not renewed, and are tried again")
+            held = True
         with self._lock:
             if due and not held and not self._kept:
                 self._thread = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,46 @@ def test_releases_go_with_the_next_lease(server: Server) -> None:
     keeper.release(a)
     opened(keeper)
     assert server.asked[-1].release == [a]
+
+
+def test_several_may_drain_what_was_released(server: Server) -> None:
+    """Callers who open leases, and the thread that renews, at the same time."""
+
+    class Drained(deque[str]):
+        def __len__(self) -> int:
+            n = super().__len__()
+            for _ in range(n):  # as another thread does in between
+                elsewhere.append(self.popleft())
+            return n
+
+    elsewhere: list[str] = []
+    keeper = Leases(OneServer(server), Env.system(), renewing=False)
+    keeper._released = Drained()
+    a = opened(keeper)
+    keeper.release(a)
+    keeper.renew()
+    opened(keeper)
+    assert sorted([*elsewhere, *(name for r in server.asked for name in r.release)]) == [a]
+
+
+def test_leases_are_renewed_on_after_an_error_of_who_holds_one(server: Server) -> None:
+    def drop(occasion: str) -> None:
+        if occasion == "renew":
+            came.release()
+            raise ValueError("of a JVM")
+
+    came = threading.Semaphore(0)
+    server.seconds = 0.01
+    keeper = Leases(OneServer(server), Env.system(), renewing=True)
+    lease = opened(keeper)
+    keeper.before.append(drop)
+    for _ in range(3):
+        assert came.acquire(timeout=WAIT_SECONDS)
+    keeper.before.clear()
+    server.renewed.clear()
+    assert server.renewed.wait(WAIT_SECONDS)
+    keeper.release(lease)
+    keeper.close()
 
 
 def test_a_lease_that_others_opened_is_renewed_while_it_is_used(server: Server) -> None:
