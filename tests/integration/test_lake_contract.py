@@ -18,7 +18,21 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import DoubleType, LongType
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DoubleType,
+    FixedType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
 
 import lakehead as lh
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, write_data_files, write_position_deletes
@@ -34,6 +48,20 @@ TABLE = pa.schema(
         pa.field("s", pa.struct([("x y", pa.int64()), ("z", pa.string())])),
     ]
 )
+
+
+ADDED = (
+    UUIDType(),
+    FixedType(3),
+    BinaryType(),
+    TimeType(),
+    TimestamptzType(),
+    BooleanType(),
+    ListType(1, UUIDType(), False),
+    MapType(1, StringType(), 2, UUIDType(), False),
+    StructType(NestedField(1, "z", UUIDType(), required=False)),
+)
+"""Types that tables here do not have, among others."""
 
 
 def row(k: int, n: int) -> dict[str, Any]:
@@ -298,6 +326,7 @@ RIGHT: dict[str, Edit] = {
     "nothing": lambda d: None,
     "rename and back": schema(lambda u: u.rename_column("n", "m"), lambda u: u.rename_column("m", "n")),
     "add": schema(lambda u: u.add_column("extra", LongType())),
+    "add each type": schema(*(lambda u, t=t: u.add_column(f"of {t}", t) for t in ADDED)),
     "add, then compact": both(schema(lambda u: u.add_column("extra", LongType())), rewrite()),
     "move": schema(lambda u: u.move_first("n")),
     "move, then compact": both(schema(lambda u: u.move_first("n")), rewrite()),
@@ -451,6 +480,27 @@ def test_values_that_another_engine_has_written_and_no_type_here_holds(tmp_path:
         con.tier("shop.small")
         table.lake.iceberg().delete("n = 2")
         assert sorted(con.sql("from shop.small").fetchall()) == [(1, 1), (3, 5), (4, 4)]
+
+
+def test_no_change_here_is_taken_while_the_lake_is_to_be_changed_back(tmp_path: Path) -> None:
+    """It would be in the way of changing it back."""
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("t", [("k", "int64"), ("s", "string")], lake="iceberg")
+        table.append([{"k": 1}])
+        con.tier("t")
+        with table.lake.iceberg().update_schema() as update:
+            update.rename_column("s", "z")
+        changes: list[Callable[[Any], object]] = [
+            lambda a: a.set_comment("k", "about it"),
+            lambda a: a.add_column("n", pa.int64()),
+            lambda a: a.rename_column("s", "t"),
+        ]
+        for change in changes:
+            with pytest.raises(lh.LakeStateError, match="rename it back"), table.alter() as alteration:
+                change(alteration)
+        with table.lake.iceberg().update_schema() as update:
+            update.rename_column("z", "s")
+        assert table.scan().to_arrow().to_pylist() == [{"k": 1, "s": None}]
 
 
 def test_names_of_columns_that_cannot_be_read_are_told_before_a_table_is_altered(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ SMALL_BYTES = 2 << 20
 """Arrow bytes of a data file that may share delete files with others."""
 SMALL = "small-"
 """How its name begins: after those of all others, which are hexadecimal."""
+_OURS = re.compile(rf"(?:{SMALL})?[0-9a-f]{{32}}\.parquet")
 _SAMPLE_ROWS = 64 << 10
 _DICTIONARY_SHARE = 4
 """A column gets a dictionary when each of its values is there at least so often on average."""
@@ -202,6 +204,11 @@ def _name(first: pa.Table) -> str:
 def is_small(path: str) -> bool:
     """Whether a data file is one of those that share delete files."""
     return path.rpartition("/")[2].startswith(SMALL)
+
+
+def is_ours(path: str) -> bool:
+    """Whether a data file has a name that we give, and others do not: its values fit the table's types."""
+    return _OURS.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def write_position_deletes(
@@ -446,6 +453,8 @@ def _repeating_columns(sample: pa.Table) -> list[str]:
     out = []
     for f in sample.schema:
         if pa.types.is_nested(f.type) or pa.types.is_boolean(f.type) or f.name in _DELTA_COLUMNS:
+            continue
+        if isinstance(f.type, pa.BaseExtensionType):  # UUIDs that another engine added, all null here
             continue
         if pc.count_distinct(sample[f.name]).as_py() * _DICTIONARY_SHARE <= sample.num_rows:
             out.append(f.name)

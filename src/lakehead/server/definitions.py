@@ -180,7 +180,7 @@ class Definitions:
             new = altered(desc, request.changes, self._limits)
             if new == desc:
                 return self._reply(desc)
-            if desc.lake is not None and new.schemas != desc.schemas:
+            if desc.lake is not None and (new.schemas, new.comments) != (desc.schemas, desc.comments):
                 self._lake_state().require_alterable(new)
             self._tables.alter(new)
             if desc.lake is not None:

@@ -7,7 +7,7 @@ wrong rows, and its vectorised reader stumbles over types. Files that may be suc
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +21,7 @@ from pyspark.sql import types as st
 from lakehead.format.defaults import defaults_of
 from lakehead.iceberg.columns import FileColumns, has_ids, plain_files, with_defaults
 from lakehead.iceberg.contract import names_are_lasting
-from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.iceberg.data_files import is_ours, lake_arrow_schema
 from lakehead.iceberg.file_io import lake_files, locate_file
 from lakehead.iceberg.iceberg_table import native_table
 from lakehead.lake.lake_table import LakeFile, missing_file
@@ -30,7 +30,7 @@ from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.frame_steps import read_parquet, select, weak_files
 from lakehead.spark.handled_errors import handled
 from lakehead.spark.scratch import ScratchFile, spark_path
-from lakehead.spark.types import SPARK_ID, literal, narrowed, spark_schema
+from lakehead.spark.types import SPARK_ID, fitted, literal, may_not_fit, narrowed, spark_schema
 from lakehead.types import SYSTEM_FIELDS, field_id
 
 if TYPE_CHECKING:
@@ -76,9 +76,12 @@ class LakeScan:
         self._columns: FileColumns | None = None
         if self._defaults or not names_are_lasting(table):
             self._columns = FileColumns.of(table, view.desc)
-        columns = pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
+        self._name = ".".join(table.name())
+        self._columns_own = columns = pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
         self._own = spark_schema(columns, lake)
-        self._schema = spark_schema(columns, lake, as_stored=True)
+        self._schema = spark_schema(columns, lake, as_stored="us")
+        self._of_others = spark_schema(columns, lake, as_stored="others")
+        self._fits = not may_not_fit(self._of_others, columns)
 
     def __call__(
         self, files: Iterable[LakeFile], extra: _Extra | None = None, beside: Sequence[ScratchFile] = ()
@@ -92,21 +95,35 @@ class LakeScan:
         Raises:
             LakeFileMissingError: a file is gone.
         """
-        plain: list[LakeFile] = list(files)
+        ours: list[LakeFile] = []
         others: list[LakeFile] = []
-        if self._columns is not None:
-            plain, others = plain_files(self._io, plain, self._columns, self._defaults)
-        named: dict[str, tuple[st.StructType, list[LakeFile]]] = {}
-        for f in others:
-            schema = self._schema_in(f)
-            named.setdefault(schema.json(), (schema, []))[1].append(f)
-        frames = [self._read(schema, some, extra or {}) for schema, some in named.values()]
-        if plain or beside:
-            frames.insert(0, self._read(self._schema, plain, extra or {}, beside))
+        for f in files:
+            (ours if self._fits or is_ours(f.path) else others).append(f)
+        frames = [*self._frames(self._schema, ours, extra or {}, beside)]
+        frames += self._frames(self._of_others, others, extra or {})
         return reduce(lambda a, b: a.unionByName(b), frames)
 
+    def _frames(
+        self, stored: st.StructType, files: list[LakeFile], extra: _Extra, beside: Sequence[ScratchFile] = ()
+    ) -> Iterator[DataFrame]:
+        plain, named = files, dict[str, tuple[st.StructType, list[LakeFile]]]()
+        if self._columns is not None:
+            plain, others = plain_files(self._io, files, self._columns, self._defaults)
+            for f in others:
+                schema = self._schema_in(f, stored)
+                named.setdefault(schema.json(), (schema, []))[1].append(f)
+        if plain or beside:
+            yield self._read(stored, stored, plain, extra, beside)
+        for schema, some in named.values():
+            yield self._read(schema, stored, some, extra)
+
     def _read(
-        self, schema: st.StructType, files: Sequence[LakeFile], extra: _Extra, beside: Sequence[ScratchFile] = ()
+        self,
+        schema: st.StructType,
+        stored: st.StructType,
+        files: Sequence[LakeFile],
+        extra: _Extra,
+        beside: Sequence[ScratchFile] = (),
     ) -> DataFrame:
         paths = [spark_path(f.path) for f in files]
         try:
@@ -122,12 +139,16 @@ class LakeScan:
             file.read_by(self.reads[-1])
         if extra:
             rows = select(rows, ["*", *(f"{text} as {name}" for name, (text, _) in extra.items())])
-        if schema != self._own:
-            both = zip(self._own, self._schema, schema, strict=True)
-            own = [
-                narrowed(self._bound(f, there), as_stored.dataType, f.dataType).alias(f.name)
-                for f, as_stored, there in both
-            ]
+        if schema != self._own or stored is self._of_others:
+            own = []
+            for at, (f, there) in enumerate(zip(self._own, schema, strict=True)):
+                column, of = self._bound(f, there), self._columns_own.field(at).type
+                fits = (
+                    fitted(column, there.dataType, of, self._name)
+                    if stored is self._of_others
+                    else narrowed(column, f.dataType)
+                )
+                own.append(fits.alias(f.name))
             rows = rows.select(*own, *extra)
         return unprunable_floats(rows, [*self._own, *(st.StructField(n, t) for n, (_, t) in extra.items())])
 
@@ -136,12 +157,12 @@ class LakeScan:
         is_there = default is None or there.name != _missing(f)
         return F.col(quoted(there.name)) if is_there else literal(default)
 
-    def _schema_in(self, file: LakeFile) -> st.StructType:
+    def _schema_in(self, file: LakeFile, stored: st.StructType) -> st.StructType:
         assert self._columns is not None
         fs, path = locate_file(self._io, file.path)
         with lake_files(file.path):
             physical = pq.read_schema(path, filesystem=fs)
-        named = _named_as(self._schema, self._columns.written(physical))
+        named = _named_as(stored, self._columns.written(physical))
         return named if has_ids(physical) else _without_ids(named)
 
 

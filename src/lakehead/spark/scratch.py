@@ -106,16 +106,14 @@ class ScratchFile:
 def scratch_rows(spark: SparkSession, files: Sequence[ScratchFile]) -> DataFrame:
     """The rows of files with the same columns, at least one, while they are wanted, in the types of their schema."""
     own = spark_schema(files[0].schema)
-    stored = spark_schema(files[0].schema, files[0].stored, as_stored=True)
+    stored = spark_schema(files[0].schema, files[0].stored, as_stored="us")
     rows = read_parquet(spark, stored, [file.address for file in files])
     reader = weak_files(rows)
     for file in files:
         file.read_by(reader)
     both = list(zip(stored, own, strict=True))
     if not all(are_alike(there.dataType, f.dataType) for there, f in both):
-        rows = rows.select(
-            *(narrowed(F.col(quoted(f.name)), there.dataType, f.dataType).alias(f.name) for there, f in both)
-        )
+        rows = rows.select(*(narrowed(F.col(quoted(f.name)), f.dataType).alias(f.name) for _, f in both))
     return unprunable_floats(rows, own.fields)
 
 

@@ -32,7 +32,7 @@ from lakehead.spark.options import ReadOptions, listing, require_columns, wanted
 from lakehead.spark.parts import RecordsPart, RowsPart, read_changes, read_rows, record_parts, rows_by_key, union_parts
 from lakehead.spark.sink import batch_writer, stream_writer
 from lakehead.spark.stream import LakeheadStreamReader, altered
-from lakehead.spark.types import arrow_schema, spark_schema
+from lakehead.spark.types import arrow_schema, nullable, spark_schema
 
 
 class LakeheadDataSource(DataSource):
@@ -47,7 +47,7 @@ class LakeheadDataSource(DataSource):
         options = ReadOptions.parse(self.options)
         table = worker_table(options.uri, options.table)
         wanted_rows(handle_of(table).desc, options)  # which is told here, or hidden
-        return spark_schema(wanted_columns(table, options))
+        return nullable(spark_schema(wanted_columns(table, options)))  # what another engine made optional is it, too
 
     def reader(self, schema: StructType) -> LakeheadReader:
         options = ReadOptions.parse(self.options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from lakehead.errors import InvalidSchemaError, SchemaMismatchError
+from lakehead.errors import InvalidSchemaError, LakeStateError, SchemaMismatchError
 from lakehead.format.schema import is_wider, lake_type
 from lakehead.spark.floats import quoted
 from lakehead.types import field_id
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 SPARK_ID = "parquet.field.id"
+Kind = TypeVar("Kind", bound=st.DataType)
+Writer: TypeAlias = Literal["us", "others"]
+"""Whose files a column stands in."""
 
 
 def columns_made_of(schema: pa.Schema) -> pa.Schema:
@@ -42,20 +45,21 @@ def _made_of(field: pa.Field) -> pa.Field:
     elif pa.types.is_large_list(t):
         t = pa.large_list(_made_of(t.value_field))
     elif pa.types.is_map(t):
-        t = pa.map_(_made_of(t.key_field).with_nullable(False), _made_of(t.item_field), t.keys_sorted)
+        t = pa.map_(_made_of(t.key_field).withnullable(False), _made_of(t.item_field), t.keys_sorted)
     elif t == pa.time64("ns"):
         t = pa.time64("us")
-    return field.with_type(t).with_nullable(True)
+    return field.with_type(t).withnullable(True)
 
 
-def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None, *, as_stored: bool = False) -> st.StructType:
+def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None, *, as_stored: Writer | None = None) -> st.StructType:
     """The Spark schema of a table's columns.
 
     Args:
         schema: columns in the table's own types. Spark narrows what the lake widened (int8, int16) while it reads.
         lake: Arrow form of the Iceberg schema, with field ids; columns are matched by name.
         as_stored: what another engine widened has its type in the lake, which Spark does not narrow while it reads: see
-            `narrowed`.
+            `narrowed`. In files of others int8 and int16 do, too, where Spark would make other numbers of what does not
+            fit: see `fitted`.
     """
     return st.StructType([_struct_field(f, _named(lake, f.name), as_stored) for f in schema])
 
@@ -66,14 +70,14 @@ def _named(fields: pa.Schema | pa.StructType | None, name: str) -> pa.Field | No
     return fields.field(name)
 
 
-def _struct_field(f: pa.Field, lake: pa.Field | None, as_stored: bool) -> st.StructField:
+def _struct_field(f: pa.Field, lake: pa.Field | None, as_stored: Writer | None) -> st.StructField:
     number = None if lake is None else field_id(lake)
     metadata = None if number is None else {SPARK_ID: number}
     t = spark_type(f.type, lake.type if lake is not None else None, as_stored=as_stored)
     return st.StructField(f.name, t, f.nullable, metadata)
 
 
-def spark_type(t: pa.DataType, lake: pa.DataType | None = None, *, as_stored: bool = False) -> st.DataType:
+def spark_type(t: pa.DataType, lake: pa.DataType | None = None, *, as_stored: Writer | None = None) -> st.DataType:
     """The Spark type of an Arrow type; ``lake`` is the same type with field ids inside, ``as_stored`` as there."""
 
     def of(t: pa.DataType, lake: pa.DataType | None) -> st.DataType:
@@ -89,20 +93,72 @@ def spark_type(t: pa.DataType, lake: pa.DataType | None = None, *, as_stored: bo
     if pa.types.is_list(t) or pa.types.is_large_list(t):
         inner = lake.value_type if lake is not None and pa.types.is_list(lake) else None
         return st.ArrayType(of(t.value_type, inner), t.value_field.nullable)
-    return _plain_type(lake if as_stored and lake is not None and is_wider(lake, lake_type(t)) else t)
+    if as_stored and lake is not None and is_wider(lake, t if as_stored == "others" else lake_type(t)):
+        return _plain_type(lake)
+    return _plain_type(t)
 
 
-def narrowed(column: Column, stored: st.DataType, own: st.DataType) -> Column:
-    """A column as it stands in files, in the type of its table.
+def narrowed(column: Column, own: st.DataType) -> Column:
+    """A column as it stands in files of ours, whose values fit, in the type of its table."""
+    return column.cast(nullable(own))
 
-    A number that does not fit ends the query, as it does any other read, whatever ``spark.sql.ansi.enabled`` says:
-    without that, a cast makes another number of it, or null.
+
+def fitted(column: Column, stored: st.DataType, own: pa.DataType, table: str) -> Column:
+    """A column as it stands in files of other engines, in the type of its table.
+
+    A value that does not fit, inside too, ends the query with `LakeStateError`, as it does any other read, whatever
+    ``spark.sql.ansi.enabled`` says: Spark's casts make other values of it, or null.
     """
-    if isinstance(own, st.IntegralType | st.DecimalType) and not are_alike(stored, own):
-        fits = column.try_cast(own)
-        wrong = F.raise_error(F.lit(f"the lake holds values that do not fit a column of type {own.simpleString()}"))
-        return F.when(column.isNull() | fits.isNotNull(), fits).otherwise(wrong)
-    return column.cast(_nullable(own))
+    to = nullable(spark_type(own))
+    if not _may_not_fit(stored, own):
+        return column.cast(to)
+    if isinstance(stored, st.StructType):
+        parts = [fitted(column[f.name], f.dataType, own.field(i).type, table) for i, f in enumerate(stored)]
+        return F.when(column.isNotNull(), F.struct(*parts)).cast(to)
+    if isinstance(stored, st.ArrayType):
+        of = stored.elementType
+        return F.transform(column, lambda item: fitted(item, of, own.value_type, table)).cast(to)
+    if isinstance(stored, st.MapType):
+        key, value = (stored.keyType, own.key_type), (stored.valueType, own.item_type)
+        entries = F.transform(
+            F.map_entries(column),
+            lambda e: F.struct(fitted(e["key"], *key, table), fitted(e["value"], *value, table)),
+        )
+        return F.map_from_entries(entries).cast(to)
+    made = column.try_cast(to)
+    if pa.types.is_float32(own):
+        infinite = float("inf")
+        fits = (F.abs(made) != infinite) | (F.abs(column) == infinite)
+    elif pa.types.is_temporal(own):
+        fits = F.date_part(F.lit("SECOND"), column) * _PER_SECOND[own.unit] % 1 == 0
+    else:
+        fits = made.isNotNull()
+    text = (
+        f"{LakeStateError.__module__}.LakeStateError: lake table {table} holds values that do not fit a column of type"
+        f" {own}: another engine has written them, so change or delete them there\n"
+    )
+    return F.when(column.isNull() | fits, made).otherwise(F.raise_error(F.lit(text)))
+
+
+_PER_SECOND = {"s": 1, "ms": 1000}
+
+
+def _may_not_fit(stored: st.DataType, own: pa.DataType) -> bool:
+    """Whether a column of a file of this type, as of `spark_schema`, may hold values that another type has none of."""
+    if isinstance(stored, st.StructType):
+        return any(_may_not_fit(f.dataType, own.field(i).type) for i, f in enumerate(stored))
+    if isinstance(stored, st.ArrayType):
+        return _may_not_fit(stored.elementType, own.value_type)
+    if isinstance(stored, st.MapType):
+        return _may_not_fit(stored.keyType, own.key_type) or _may_not_fit(stored.valueType, own.item_type)
+    if pa.types.is_timestamp(own) or pa.types.is_time(own):
+        return own.unit in _PER_SECOND
+    return not are_alike(stored, _plain_type(own))
+
+
+def may_not_fit(stored: st.StructType, own: pa.Schema) -> bool:
+    """Whether rows of a file of other engines with these columns may hold values that do not fit these."""
+    return any(_may_not_fit(f.dataType, of.type) for f, of in zip(stored, own, strict=True))
 
 
 def are_alike(a: st.DataType, b: st.DataType) -> bool:
@@ -110,14 +166,14 @@ def are_alike(a: st.DataType, b: st.DataType) -> bool:
     return a.simpleString() == b.simpleString()
 
 
-def _nullable(t: st.DataType) -> st.DataType:
-    """The type with nulls everywhere in it: Spark casts what may be null to nothing else."""
+def nullable(t: Kind) -> Kind:
+    """The type with nulls everywhere in it: Spark casts what may be null to nothing else, and takes it at its word."""
     if isinstance(t, st.StructType):
-        return st.StructType([st.StructField(f.name, _nullable(f.dataType), True, f.metadata) for f in t.fields])
+        return st.StructType([st.StructField(f.name, nullable(f.dataType), True, f.metadata) for f in t.fields])
     if isinstance(t, st.ArrayType):
-        return st.ArrayType(_nullable(t.elementType), True)
+        return st.ArrayType(nullable(t.elementType), True)
     if isinstance(t, st.MapType):
-        return st.MapType(_nullable(t.keyType), _nullable(t.valueType), True)
+        return st.MapType(nullable(t.keyType), nullable(t.valueType), True)
     return t
 
 
