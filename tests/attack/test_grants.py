@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import crc32c
@@ -403,10 +403,12 @@ def test_who_has_a_token_takes_no_other_for_it(
 ) -> None:
     """The server's own is in this user's files, where a worker, or a service that goes on, would find it."""
     made = owner.create_token("etl")
-    given = json.dumps({host.uri: [made.token, None]})
     with lh.connect(host.uri, token=made.token) as con, lh.connect(host.uri) as found:
         assert found.whoami().principal is None
-        monkeypatch.setenv(spark._GIVEN, given)
+        session = SimpleNamespace(sparkContext=SimpleNamespace(master="local", environment={}))
+        spark.tell_workers(session, con)  # type: ignore[arg-type]
+        for name, value in session.sparkContext.environment.items():
+            monkeypatch.setenv(name, value)
         with spark._connected(host.uri) as worker, reopened(con) as again:
             assert worker.whoami().principal == again.whoami().principal == "etl"
         owner.revoke_token(made.id)

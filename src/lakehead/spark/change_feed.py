@@ -40,7 +40,7 @@ from lakehead.format.joins import rows_at
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import is_wider, nearest_name
 from lakehead.spark.column_names import named_as
-from lakehead.spark.connections import connection_of, worker_table
+from lakehead.spark.connections import connection_of, worker_address, worker_table
 from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started, writer_of
 from lakehead.spark.handled_errors import handled
@@ -571,7 +571,9 @@ def apply_changes(
     beside = f"{table}__sequences" if scd_type == 1 else f"{table}__deletes"
     target = _table(con, table)
     known = () if target is None else target.schema.names
-    feed = ChangeFeed(con.uri, table, beside, tuple(named_as(known, of_key)), tuple(named_as(known, columns)), scd_type)
+    feed = ChangeFeed(
+        worker_address(con), table, beside, tuple(named_as(known, of_key)), tuple(named_as(known, columns)), scd_type
+    )
     prepared = feed.prepared(changes, columns, sequence_by, apply_as_deletes)
     try:
         schema = written_schema(prepared.schema)

@@ -20,7 +20,7 @@ import pyspark
 from lakehead.api.connection import Connection
 from lakehead.env.tls import Tls
 from lakehead.errors import AuthenticationError, InvalidRequestError, MissingDependencyError, UnavailableError
-from lakehead.spark.connections import in_worker
+from lakehead.spark.connections import in_worker, worker_address
 from lakehead.spark.daemon import PLANNING, WORKING
 from lakehead.spark.executor import run_job
 from lakehead.spark.failures import error_of
@@ -51,7 +51,7 @@ def require_executors(spark: SparkSession, con: Connection) -> None:
     if (is_private(context.master) and is_own_python(context.pythonExec)) or checked in _checked:
         return
     known = context._jsc.sc().getExecutorMemoryStatus().size() - 1
-    tasks = [con.uri] * min(max(known, 1), TASKS_MAX)
+    tasks = [worker_address(con)] * min(max(known, 1), TASKS_MAX)
     told = run_job(spark, _NAME, functools.partial(guarded, look_around), tasks, len(tasks))
     error = next((e for _, e in told if e is not None), None)
     if isinstance(error, AuthenticationError):

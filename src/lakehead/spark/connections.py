@@ -7,21 +7,23 @@ it is what their environment says of one address (`presented`).
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lakehead.api.connection import Connection, connect, open_server, presented
 from lakehead.api.table import Table, handle_of
 from lakehead.client.patience import Patience
 from lakehead.client.table import TableHandle
 from lakehead.config import names_principal
-from lakehead.env.address import SocketAddress, parse_uri
+from lakehead.env.address import SocketAddress, TcpAddress, parse_uri
 from lakehead.env.clock import SystemClock
+from lakehead.env.credentials import local_host
 from lakehead.env.forks import keep
 from lakehead.env.randomness import SystemRandomness
 from lakehead.env.tls import Tls, renewed
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GIVEN = "LAKEHEAD_SPARK_CREDENTIALS"
-"""Environment variable of Python workers: per address, the token and the certificates that the driver was given."""
+"""Environment variables of Python workers begin with it: the tokens and certificates that connections were given."""
+_PART_CHARACTERS = 100_000
+"""Linux takes no environment variable above 128 KiB, which a file of all public authorities is."""
 
 _ATTACHED = "LAKEHEAD_SPARK_URI"
 """Another: the address of the connection that a session was attached to."""
@@ -52,6 +56,9 @@ _NAME = "spark.lakehead.session"
 _ON_THIS_MACHINE = re.compile(r"local$|local\[|local-cluster\[|spark://(localhost|127(\.\d+){3}):\d+$")
 
 _lock = threading.Lock()
+_telling = threading.RLock()
+_numbers: dict[tuple[str | None, Tls | None], int] = {}
+"""Of what connections of this process were given; of no use to others, as what it is cannot be told from it."""
 _of_sessions: dict[str, Connection] = {}
 """By the name of a session, and for those that nobody attached by the id of their application."""
 _makers: dict[str, str] = {}
@@ -95,12 +102,47 @@ def tell_workers(spark: SparkSession, con: Connection) -> None:
     """
     require_reachable(con, spark.sparkContext.master)
     environment = spark.sparkContext.environment
-    token, tls = con._given
-    if token is not None or tls is not None:
-        known = json.loads(environment.get(_GIVEN, "{}"))
-        now = None if tls is None else renewed(tls)
-        known[con.uri] = [token, None if now is None else [_text(x) for x in (now.authorities, now.chain, now.key)]]
-        environment[_GIVEN] = json.dumps(known, sort_keys=True)
+    with _telling:
+        known = _told(environment)
+        named = worker_address(con)
+        token, tls = con._given
+        if token is None and tls is None and _place(con.uri) not in known:
+            return
+        if token is not None or tls is not None:
+            now = None if tls is None else renewed(tls)
+            pem = None if now is None else [_text(x) for x in (now.authorities, now.chain, now.key)]
+            known[_place(named)] = [token, pem]
+        known[_place(con.uri)] = _place(named)
+        text = json.dumps(known, sort_keys=True)
+        parts = range(0, len(text), _PART_CHARACTERS)
+        for name in [name for name in environment if name.startswith(_GIVEN)][len(parts) :]:
+            del environment[name]
+        for number, at in enumerate(parts):
+            environment[f"{_GIVEN}_{number}"] = text[at : at + _PART_CHARACTERS]
+
+
+def worker_address(con: Connection) -> str:
+    """A connection's address as functions take it to workers: with what the connection was given, whatever other
+    sessions of its application were attached to there."""
+    with _telling:
+        number = _numbers.setdefault(con._given, len(_numbers))
+    return f"{con.uri}#{number}"
+
+
+def _told(environment: Mapping[str, str]) -> dict[str, Any]:
+    """By address, the token and certificates that were given for it, or the address, with a number, that has them."""
+    names = itertools.takewhile(environment.__contains__, (f"{_GIVEN}_{number}" for number in itertools.count()))
+    found: dict[str, Any] = json.loads("".join(environment[name] for name in names) or "{}")
+    return found
+
+
+def _place(address: str) -> str:
+    """The address by which all that lead to a server on this machine are one."""
+    uri, _, number = address.partition("#")
+    parsed = parse_uri(uri)
+    if isinstance(parsed, TcpAddress):
+        uri = f"{local_host(parsed.host)}:{parsed.port}"
+    return f"{uri}#{number}" if number else uri
 
 
 def tell_address(spark: SparkSession, con: Connection) -> None:
@@ -230,7 +272,7 @@ def planned_handle(uri: str, name: str, table_id: str, schema_id: int) -> TableH
 
 
 def _waited_for(uri: str) -> Connection:
-    patience = Patience.bounded(SystemClock(), f"connecting to {uri}")
+    patience = Patience.bounded(SystemClock(), f"connecting to {uri.partition('#')[0]}")
     while True:
         try:
             return _connected(uri)
@@ -238,8 +280,11 @@ def _waited_for(uri: str) -> Connection:
             patience.wait(e)
 
 
-def _connected(uri: str) -> Connection:
-    given = json.loads(os.environ.get(_GIVEN, "{}")).get(uri)
+def _connected(address: str) -> Connection:
+    uri, known = address.partition("#")[0], _told(os.environ)
+    given = known.get(_place(address))
+    if isinstance(given, str):
+        given = known.get(given)
     if given is None:
         return connect(uri, **presented(uri, os.environ))
     token, pem = given

@@ -31,7 +31,7 @@ from lakehead.format.per_schema import digest_of_schema
 from lakehead.format.read_as import cast_to
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
-from lakehead.spark.connections import connection_of, worker_table
+from lakehead.spark.connections import connection_of, worker_address, worker_table
 from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.remembered import Positions, RememberedJoins
 from lakehead.spark.types import arrow_schema, collations, require_bytewise, spark_schema
@@ -264,7 +264,9 @@ def lookup_join(
     planned = Planned.of(desc, _columns(table, of_frame.names, columns, alike))
     added = spark_schema(pa.schema(without_ids(list(planned.columns))))
     out = StructType([*df.schema.fields, *added.fields])
-    return map_in_arrow(df, LookupJoin(con.uri, name, given, planned, how, stale_ms, arrow_schema(out)), out)
+    return map_in_arrow(
+        df, LookupJoin(worker_address(con), name, given, planned, how, stale_ms, arrow_schema(out)), out
+    )
 
 
 def names_alike(df: DataFrame) -> Alike:

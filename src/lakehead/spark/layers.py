@@ -19,7 +19,7 @@ from lakehead.env.threads import WorkerPool
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
 from lakehead.spark.column_names import named_as
 from lakehead.spark.combine import Combine, plain, require_combinable
-from lakehead.spark.connections import connection_of
+from lakehead.spark.connections import connection_of, worker_address
 from lakehead.spark.foreach_batch import started, writer_of
 from lakehead.spark.staged_rows import (
     Target,
@@ -124,7 +124,7 @@ class Layers:
         how: Mapping[str, str] | None = None,
     ) -> None:
         collated = collations(rows.schema) if isinstance(rows, DataFrame) else {}
-        target = Target(self._con.uri, table, kind, columns, definition, collated)
+        target = Target(worker_address(self._con), table, kind, columns, definition, collated)
         given = rows if isinstance(rows, DataFrame) else pa.table(rows)
         write = _Write(target, given, how)
         if how is not None:
@@ -296,7 +296,7 @@ def write_once(
         raise InvalidPropertyError(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
         )
-    target = Target(con.uri, table, operation, _listed(columns), definition, collations(df.schema))
+    target = Target(worker_address(con), table, operation, _listed(columns), definition, collations(df.schema))
     # Asked before a table is made.
     once = None if job is None and batch is None else of_job(job, batch)
     handle = handle_of(target.opened(con, written_schema(df.schema)))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lakehead.api.connection import Connection, connect, reopened
+from lakehead.api.connection import Connection, connect, presented, reopened
 from lakehead.api.tiering import ConnectionTables, cores_for_turns
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.errors import InvalidRequestError, LakeheadError
-from lakehead.spark.connections import bind_session
+from lakehead.spark.connections import bind_session, worker_address
 from lakehead.spark.executor import SharedJobs, SparkExecutor
 from lakehead.spark.launch import attach_session, open_session
 from lakehead.spark.worker import WorkerLake, WorkerLog
@@ -41,7 +42,7 @@ class SparkTables(ConnectionTables[Connection]):
     def __init__(
         self,
         spark: SparkSession | None,
-        con_or_uri: Connection | str,
+        con_or_uri: Connection | str | Callable[[], Connection],
         chosen: Sequence[str] | None = None,
         *,
         small_rounds: SmallRounds = "spark",
@@ -51,7 +52,7 @@ class SparkTables(ConnectionTables[Connection]):
         self._jobs: SharedJobs | None = None
         self._own_session = spark is None
         self._bound = False
-        con = con_or_uri if isinstance(con_or_uri, Connection) else functools.partial(connect, con_or_uri)
+        con = functools.partial(connect, con_or_uri) if isinstance(con_or_uri, str) else con_or_uri
         super().__init__(con, chosen, again=reopened)
 
     def executor_of(self, records: int) -> Executor:
@@ -64,11 +65,11 @@ class SparkTables(ConnectionTables[Connection]):
 
     def log(self, con: Connection, handle: TableHandle) -> WorkerLog:
         """See `ConnectionTables.log`."""
-        return WorkerLog(con.uri, handle)
+        return WorkerLog(worker_address(con), handle)
 
     def lake(self, con: Connection, handle: TableHandle, *, changelog: bool) -> WorkerLake:
         """See `ConnectionTables.lake`."""
-        return WorkerLake(con.uri, handle, changelog=changelog)
+        return WorkerLake(worker_address(con), handle, changelog=changelog)
 
     def attach(self, con: Connection) -> None:
         """Let the session and its workers know a connection."""
@@ -92,7 +93,7 @@ class SparkTables(ConnectionTables[Connection]):
 
 def open_service(
     spark: SparkSession | None,
-    con_or_uri: Connection | str,
+    con_or_uri: Connection | str | Callable[[], Connection],
     tables: Sequence[str] | None = None,
     *,
     on_round: Callable[[RoundReport], None] | None = None,
@@ -120,8 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("lakehead.tiering").setLevel(logging.INFO)
+    to = functools.partial(connect, given.uri, **presented(given.uri, {**os.environ, "LAKEHEAD_URI": given.uri}))
     try:
-        open_service(None, given.uri, given.table, small_rounds=given.small_rounds).run(given.seconds)
+        open_service(None, to, given.table, small_rounds=given.small_rounds).run(given.seconds)
     except LakeheadError as e:
         print(f"error {e.code}: {e}", file=sys.stderr)
         return e.exit_code
