@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.copying import unfinished_like
@@ -54,6 +58,49 @@ def test_what_is_repeated_counts_once(con: lh.Connection) -> None:
         out.write()
     assert rows_of(con, "a.log") == [("x", 0, 0), ("x", 1, 0)]
     assert rows_of(con, "a.sums") == [("x", 10, 1), ("y", 2, 0)]
+
+
+def by_what_is_known(con: lh.Connection, number: int, rows: pa.Table) -> int:
+    """A step that writes new rows to one table, and those that it knows to another: the second time it knows all."""
+    known = con.table("a.silver").lookup(rows.select(["shop"]))["shop"].to_pylist()
+    is_known = pa.array([shop in known for shop in rows["shop"].to_pylist()], pa.bool_())
+    again, new = rows.filter(is_known), rows.filter(pc.invert(is_known))
+    out = layers(con, number)
+    if len(new):
+        out.upsert("a.silver", new)
+    if len(again):
+        out.append("a.again", again)
+    return out.write()
+
+
+def test_a_repeat_that_comes_to_rows_of_other_tables_writes_none(con: lh.Connection, tmp_path: Path) -> None:
+    con.create_table("a.silver", SALES, primary_key=["shop"])
+    con.create_table("a.again", SALES)
+    assert [by_what_is_known(con, 0, sales(("x", 1, 0), ("y", 1, 0))) for _ in range(3)] == [2, 0, 0]
+    assert [by_what_is_known(con, 1, sales(("x", 2, 0))) for _ in range(2)] == [1, 0]
+    con.close()
+    with lh.connect(tmp_path / "data") as restarted:
+        assert by_what_is_known(restarted, 0, sales(("x", 1, 0), ("y", 1, 0))) == 0
+        assert by_what_is_known(restarted, 1, sales(("z", 1, 0))) == 0
+        assert rows_of(restarted, "a.again") == [("x", 2, 0)]
+        assert rows_of(restarted, "a.silver") == [("x", 1, 0), ("y", 1, 0)]
+        restarted.drop_table("a.silver")
+        out = layers(restarted, 1)
+        out.append("a.log", sales(("x", 1, 1)))
+        assert out.write() == 0, "what is left of it knows it"
+
+
+def test_one_of_several_that_repeat_a_batch_for_other_tables_at_once_writes_it(con: lh.Connection) -> None:
+    start = threading.Barrier(4)
+
+    def write(number: int) -> int:
+        out = layers(con, 7)
+        out.append(f"a.of_{number}", sales(("x", number, 0)))
+        start.wait(WAIT_SECONDS)
+        return out.write()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(write, range(4))) == [0, 0, 0, 1]
 
 
 def test_nulls_count_for_nothing_and_each_way_is_its_own(con: lh.Connection) -> None:

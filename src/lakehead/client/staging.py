@@ -219,6 +219,7 @@ def publish_together(
     overwrite: Sequence[str] | None = None,
     as_opened: bool = False,
     turns: Mapping[str, int] | None = None,
+    whole: bool = False,
 ) -> Published:
     """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`. What no task has staged
     goes along with that request, if all of it is little.
@@ -226,6 +227,7 @@ def publish_together(
     Args:
         as_opened: refuse it if one of the tables was altered or renamed since it was opened.
         turns: by the ids of tables, of rows that follow from what these tables had; see `Staging.turn`.
+        whole: it is all that the job writes of the batch, to whatever tables; see `Publish`.
 
     Raises:
         TurnLostError: somebody else has published such rows since then; nothing was decided.
@@ -252,6 +254,7 @@ def publish_together(
             tables=list(tables),
             lasting=lasting,
             planned=batch.planned if lasting else "",
+            whole=whole,
         )
         return ask(first._server, first._env.clock, request, bodies)[0]
 

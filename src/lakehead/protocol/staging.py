@@ -89,6 +89,9 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     there already. Once this is decided it is carried out, also by a server that is started again; a batch that was
     decided stays as it was decided. ``lasting`` jobs are remembered for as long as the table lives, others for a day.
 
+    A batch that is ``whole`` has all that its job writes of it, to whatever tables: it is there already if any table
+    has it that the job has written to. A step that runs again may come to rows for other tables.
+
     ``planned`` says what a batch of a ``lasting`` job is made of. One of the last `PLANNED_KNOWN` that is there
     already, and was made of something else, is `SequenceConflictError`, and so is one before them that does not end
     within the oldest of the last `PLANNED_KEPT` (`lakehead.server.planned`): a query that goes on from an older copy
@@ -102,6 +105,7 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     tables: Annotated[list[StagedTable], msgspec.Meta(min_length=1, max_length=64)]
     lasting: bool
     planned: Planned = ""
+    whole: bool = False
 
     @property
     def about(self) -> Sequence[str | TablePath]:

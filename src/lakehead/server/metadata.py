@@ -62,6 +62,7 @@ create table if not exists publications(
     table_id text not null, job text not null, batch integer not null default -1, begun integer, parts blob,
     sequence integer not null default 0, lasting integer not null, at_us integer not null default 0,
     primary key(table_id, job));
+create index if not exists publications_of_jobs on publications(job);
 create table if not exists planned(
     table_id text not null, job text not null, batch integer not null, planned text not null,
     primary key(table_id, job, batch)) without rowid;
@@ -465,6 +466,10 @@ class MetadataStore:
         """How far a job has come with a table."""
         found = self._publications("table_id = ? and job = ?", table_id, job)
         return found[0] if found else Publication(job)
+
+    def tables_of(self, job: str) -> list[str]:
+        """The ids of the tables that a job has written to, as far as it is remembered."""
+        return [str(found[0]) for found in self._rows("select table_id from publications where job = ?", job)]
 
     def planned(self, table_id: str, job: str, batch: int) -> str | None:
         """What one of the last batches of a job was made of, of most of them `catalog.digest_of` that; empty where it

@@ -262,14 +262,17 @@ class Staging:
         turns = {t.table_id: t.turn for t in request.tables if t.turn is not None}
         in_turn = sorted({*over, *turns})
         with contextlib.ExitStack() as alone:
+            if request.whole:
+                alone.enter_context(self._alone("", job))
+            asked = sorted({*parts, *(self._metadata.tables_of(job) if request.whole else ())})
             # Always in one order: nobody waits for who waits for him.
-            for mine in [*((table_id, job) for table_id in sorted(parts)), *((t, _IN_TURN) for t in in_turn)]:
+            for mine in [*((table_id, job) for table_id in asked), *((t, _IN_TURN) for t in in_turn)]:
                 alone.enter_context(self._alone(*mine))
-            self._finish(tables, job)
-            if any(batch <= self._metadata.publication(table_id, job).batch for table_id in parts):
+            self._finish(map(self._tables.get, asked), job)
+            if any(batch <= self._metadata.publication(table_id, job).batch for table_id in asked):
                 for table in tables:
                     self._forget(staged_folder(table.folder, job, batch))
-                require_planned(self._metadata, request, [table.desc for table in tables])
+                require_planned(self._metadata, request, [self._tables.get(table_id).desc for table_id in asked])
                 return Published(rows=0, before=True)
             for table_id, turn in turns.items():
                 self._turns.require(table_id, turn, functools.partial(self._is_unfinished, table_id))

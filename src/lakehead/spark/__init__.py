@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from lakehead.api.connection import Connection
-    from lakehead.spark.change_feed import Names
+    from lakehead.spark.change_columns import Names
     from lakehead.spark.lag import SourceProgress
     from lakehead.spark.layers import Step
     from lakehead.tiering.executor import SmallRounds

@@ -27,7 +27,6 @@ from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import HeldRows, JobBatch, Part, StagedRows, publish_together
 from lakehead.client.table import TableHandle
 from lakehead.errors import (
-    ColumnNotFoundError,
     InvalidRequestError,
     InvalidSchemaError,
     NullKeyError,
@@ -38,26 +37,23 @@ from lakehead.errors import (
 from lakehead.format.arrays import to_numbers
 from lakehead.format.joins import rows_at
 from lakehead.format.rows import to_key_table
-from lakehead.format.schema import is_wider, nearest_name
+from lakehead.format.schema import is_wider
+from lakehead.spark.change_columns import Names, columns_named, condition_of, expression_of, require_columns
 from lakehead.spark.column_names import named_as
 from lakehead.spark.connections import connection_of, worker_address, worker_table
 from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started, writer_of
-from lakehead.spark.handled_errors import handled
-from lakehead.spark.key_join import Alike, names_alike, places_of
+from lakehead.spark.key_join import names_alike, places_of
 from lakehead.spark.sequence import ordering_text
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number, with_floats
 from lakehead.spark.turns import in_turn
 from lakehead.spark.types import columns_made_of, written_schema
-from lakehead.types import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 ScdType: TypeAlias = Literal[1, 2]
-Names: TypeAlias = "str | Column | Sequence[str | Column]"
-"""Columns of a DataFrame, by name or as such."""
 _SEQUENCE, _DELETED = "__lakehead_sequence", "__lakehead_deleted"
 _REMEMBERED = "sequence"
 START_AT, END_AT = "start_at", "end_at"
@@ -112,6 +108,11 @@ class ChangeFeed:
         sequences = pa.schema([*keys, pa.field(_REMEMBERED, sequence, False)])
         # Neither is made before both are known to be possible.
         target, beside = _table(con, self.table), _table(con, self.beside)
+        if target is None and beside is not None and beside.scan().count():
+            raise InvalidRequestError(
+                f"{self.beside} is of a table {self.table} that was dropped, and would leave out what it remembers as"
+                " older: drop it, too"
+            )
         if target is None:
             definition_of(self.table, columns, primary_key=expected, bucket_key=bucket_key)
         else:
@@ -187,8 +188,8 @@ class ChangeFeed:
         Raises:
             ColumnNotFoundError, InvalidRequestError: an expression is none on the changes, or says not whether.
         """
-        sequence, _ = _expression(df, "sequence_by", sequence_by)
-        deleted = F.lit(False) if deletes is None else _condition(df, "apply_as_deletes", deletes)
+        sequence, _ = expression_of(df, "sequence_by", sequence_by)
+        deleted = F.lit(False) if deletes is None else condition_of(df, "apply_as_deletes", deletes)
         both = zip(self.columns, columns, strict=True)
         given = {**{name: F.col(quoted(c)) for name, c in both}, _SEQUENCE: sequence}
         types = df.select(*(c.alias(name) for name, c in given.items())).schema
@@ -216,7 +217,7 @@ class ChangeFeed:
         def applied(turns: Mapping[str, int]) -> None:
             parts = self._staged(tables, handles, changes, batch, small=small)
             together = [(h.staging, p) for h, p in zip(handles, parts, strict=True)]
-            publish_together(batch, together, lasting=True, turns=turns)
+            publish_together(batch, together, lasting=True, whole=True, turns=turns)
 
         in_turn(handles, batch, applied)
 
@@ -458,82 +459,6 @@ def _unlike(a: Any, b: Any) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.asarray(pc.and_not(apart, pc.and_(pc.is_null(a), pc.is_null(b))))
 
 
-def _expression(changes: DataFrame, what: str, given: str | Column) -> tuple[Column, st.StructField]:
-    """An argument that is a column of changes, or is made of them, and what Spark takes it for.
-
-    Raises:
-        ColumnNotFoundError: the changes do not have one of its columns.
-        InvalidRequestError: it is no expression.
-    """
-    if not isinstance(given, str | Column):
-        raise InvalidRequestError(f"{what}={given!r} must be an expression, as text or as a column")
-    try:
-        with handled():
-            column = F.expr(given) if isinstance(given, str) else given
-            fields = changes.select(column).schema.fields
-            if len(fields) == 1:  # no aggregate, no window, and nothing that makes several rows of one
-                _ = changes.where(column.isNotNull()).schema
-    except AnalysisException as e:
-        why = str(e).partition("\n")[0]
-        if (e.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-            name = (e.getMessageParameters() or {}).get("objectName", "").strip("`")
-            raise ColumnNotFoundError(f"{what} has a column that the changes do not have: {why}", column=name) from e
-        raise InvalidRequestError(f"{what} is no expression on the changes: {why or e}") from e
-    if len(fields) != 1:
-        raise InvalidRequestError(f"{what} is {[f.name for f in fields]}: say one expression")
-    return column, fields[0]
-
-
-def _condition(changes: DataFrame, what: str, given: str | Column) -> Column:
-    """What says of each of the changes whether it is so; null is no."""
-    column, field = _expression(changes, what, given)
-    if isinstance(field.dataType, st.StringType):
-        raise InvalidRequestError(
-            f"{what} is text, and not a condition: say which text it is, as in \"op = 'd'\", or cast(c as boolean) of"
-            " one that is true or false"
-        )
-    return F.coalesce(_expression(changes, what, column.cast("boolean"))[0], F.lit(False))
-
-
-def _names(changes: DataFrame, what: str, given: Names, alike: Alike) -> tuple[str, ...]:
-    """The names of columns as the changes have them; they may be given as such.
-
-    Raises:
-        ColumnNotFoundError: the changes do not have one.
-    """
-    several = (given,) if isinstance(given, str | Column) else given
-    if not isinstance(several, Iterable) or not all(isinstance(c, str | Column) for c in several):
-        raise InvalidRequestError(f"{what}={given!r} must name columns of the changes")
-    names = [c if isinstance(c, str) else _expression(changes, what, c)[1].name for c in several]
-    there, folded = changes.columns, {alike(c): c for c in changes.columns}
-    found = [c if c in there else folded.get(alike(c)) for c in names]
-    for name, c in zip(names, found, strict=True):
-        if c is None:
-            raise ColumnNotFoundError(f"the changes have no column {name!r}; {nearest_name(name, there)}", column=name)
-    return tuple(c for c in found if c is not None)
-
-
-def _require_columns(changes: DataFrame, keys: Sequence[str], columns: Sequence[str], alike: Alike) -> None:
-    """Refuse columns that no table has side by side.
-
-    Raises:
-        InvalidRequestError: one is named, or there, twice.
-        InvalidSchemaError: one has a name of ours.
-    """
-    of_frame = [alike(c) for c in changes.columns]
-    if twice := sorted({c for c in columns if of_frame.count(alike(c)) > 1}):
-        raise InvalidRequestError(f"the changes have columns {twice} twice: rename or drop one of each")
-    for what, names in (("keys", keys), ("column_list", columns)):
-        if twice := sorted({c for c in names if names.count(c) > 1}):
-            raise InvalidRequestError(f"{what} has columns {twice} twice: name each once")
-    if ours := [c for c in columns if c.startswith(RESERVED_PREFIX)]:
-        raise InvalidSchemaError(
-            f"columns {ours}: names that start with '__' are reserved for system columns; rename them, or leave"
-            " them out with except_column_list",
-            column=ours[0],
-        )
-
-
 def apply_changes(
     changes: DataFrame,
     table: str,
@@ -559,14 +484,14 @@ def apply_changes(
     if column_list is not None and except_column_list is not None:
         raise InvalidRequestError("column_list and except_column_list say the same in two ways: give one of them")
     alike = names_alike(changes)
-    of_key = _names(changes, "keys", keys, alike)
+    of_key = columns_named(changes, "keys", keys, alike)
     not_these: Names = () if except_column_list is None else except_column_list
-    left_out = _names(changes, "except_column_list", not_these, alike)
-    columns = tuple(changes.columns) if column_list is None else _names(changes, "column_list", column_list, alike)
-    columns = tuple(c for c in columns if c not in left_out)
+    left_out = columns_named(changes, "except_column_list", not_these, alike)
+    listed = changes.columns if column_list is None else columns_named(changes, "column_list", column_list, alike)
+    columns = tuple(c for c in listed if c not in left_out)
     if not of_key or set(of_key) - set(columns):
         raise InvalidRequestError(f"keys={list(of_key)} must name columns that the table gets, {list(columns)}")
-    _require_columns(changes, of_key, columns, alike)
+    require_columns(changes, of_key, columns, alike)
     scd_type: ScdType = 1 if str(stored_as_scd_type) == "1" else 2
     beside = f"{table}__sequences" if scd_type == 1 else f"{table}__deletes"
     target = _table(con, table)
@@ -586,14 +511,27 @@ def apply_changes(
         ) from e
     writer = writer_of(prepared, checkpoint=checkpoint, name=name, trigger=trigger)
     made = feed.require_tables(con, schema)
+    begun: list[int] = []
 
     def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
+        if made and batch.number and not begun:
+            _drop(con, made)
+            raise TableNotFoundError(
+                f"what the query of this checkpoint has written to {' and '.join(made)} is gone, which someone dropped:"
+                f" begin with another checkpoint, and without {feed.table} and {feed.beside}",
+                table=made[0],
+            )
+        begun.append(batch.number)
         feed.apply(con, rows, batch, small=small)
 
     try:
         return started(prepared, writer, con, work)
     except AnalysisException:  # of what no stream may have: the query has not begun
-        for unused in made:
-            with suppress(TableNotFoundError):
-                con.drop_table(unused)
+        _drop(con, made)
         raise
+
+
+def _drop(con: Connection, unused: Iterable[str]) -> None:
+    for name in unused:
+        with suppress(TableNotFoundError):
+            con.drop_table(name)

@@ -164,7 +164,9 @@ class Layers:
                 for write, staged in zip(self._writes, self._staged(stages), strict=True):
                     parts.setdefault(write.target.table, []).extend(staged)
             together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
-            return publish_together(self._batch, together, lasting=True, as_opened=as_opened, turns=turns).rows
+            batch = self._batch
+            done = publish_together(batch, together, lasting=True, as_opened=as_opened, turns=turns, whole=True)
+            return done.rows
 
         added_to = [handle_of(tables[write.target.table]) for write in self._writes if write.how is not None]
         return in_turn(added_to, self._batch, published)

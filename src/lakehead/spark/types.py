@@ -45,10 +45,10 @@ def _made_of(field: pa.Field) -> pa.Field:
     elif pa.types.is_large_list(t):
         t = pa.large_list(_made_of(t.value_field))
     elif pa.types.is_map(t):
-        t = pa.map_(_made_of(t.key_field).withnullable(False), _made_of(t.item_field), t.keys_sorted)
+        t = pa.map_(_made_of(t.key_field).with_nullable(False), _made_of(t.item_field), t.keys_sorted)
     elif t == pa.time64("ns"):
         t = pa.time64("us")
-    return field.with_type(t).withnullable(True)
+    return field.with_type(t).with_nullable(True)
 
 
 def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None, *, as_stored: Writer | None = None) -> st.StructType:
