@@ -75,4 +75,18 @@ OF_CLIENTS = (
         "        self._send(write, group)\n",
         "tests/unit/api/test_writer.py",
     ),
+    Mutant(
+        "drain released leases as if nobody else did",
+        "client/leases.py",
+        "            while True:\n                released.append(self._released.popleft())\n",
+        "            released += [self._released.popleft() for _ in range(len(self._released))]\n",
+        "tests/unit/client/test_leases.py",
+    ),
+    Mutant(
+        "give functions what was attached to their address last",
+        "spark/connections.py",
+        """    return f"{con.uri}#{number}"\n""",
+        """    return f"{con.uri}#{number}".partition("#")[0]\n""",
+        "tests/unit/spark/test_connections.py",
+    ),
 )

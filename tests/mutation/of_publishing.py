@@ -271,4 +271,18 @@ OF_PUBLISHING = (
         "",
         "tests/unit/kv/test_tablet.py",
     ),
+    Mutant(
+        "ask no other table of a query whether it has a micro-batch",
+        "server/staging.py",
+        "(self._metadata.tables_of(job) if request.whole else ())",
+        "(self._metadata.tables_of(job) if False else ())",
+        "tests/integration/test_layers.py",
+    ),
+    Mutant(
+        "take what changes for torn in a checkpoint",
+        "server/tablet.py",
+        "                raise reason\n            yield item\n",
+        "                raise reason\n            self._require_readable(-1)\n            yield item\n",
+        "tests/unit/server/test_tablet.py",
+    ),
 )

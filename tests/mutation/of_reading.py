@@ -419,4 +419,18 @@ OF_READING = (
         "            if False:\n",
         "tests/integration/test_altered_meanwhile.py",
     ),
+    Mutant(
+        "take files of other engines for ours in Spark",
+        "spark/lake_files.py",
+        "(ours if self._fits or is_ours(f.path) else others).append(f)",
+        "ours.append(f)",
+        "tests/integration/test_spark_foreign_values.py",
+    ),
+    Mutant(
+        "tell Spark that columns have no nulls",
+        "spark/source.py",
+        "return nullable(spark_schema(wanted_columns(table, options)))",
+        "return spark_schema(wanted_columns(table, options))",
+        "tests/integration/test_spark_foreign_values.py",
+    ),
 )

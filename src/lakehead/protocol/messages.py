@@ -21,7 +21,7 @@ from lakehead.protocol.table_info import Message as Message
 from lakehead.protocol.table_info import TableInfo as TableInfo
 from lakehead.types import TablePath, TabletKey, WriteKind
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 
 A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R", bound="Reply")
