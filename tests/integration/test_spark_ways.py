@@ -15,7 +15,7 @@ from tests.integration.conftest import embedded_only
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.errors import InvalidPropertyError, LakeheadError, SchemaMismatchError, SqlError
-from lakehead.spark import checks
+from lakehead.spark import checks, union_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -163,7 +163,7 @@ def test_a_view_says_what_an_insert_overwrites(con: lh.Connection, spark: SparkS
     [
         ("insert into shown values (cast('x' as string), 1, 2)", SqlError),  # Spark's own: it casts no such text
         ("insert into shown select -1, 'v', null where raise_error('no luck') is null", SqlError),
-        ("insert into shown values (null, 'v', 1)", SqlError),  # Spark asks before Lakehead does
+        ("insert into shown values (null, 'v', 1)", lh.NullKeyError),
         ("insert overwrite parted values (1, 'v', 1)", InvalidPropertyError),
         ("create table made_of_it using parquet as select * from gone", lh.TableNotFoundError),
     ],
@@ -269,3 +269,25 @@ def test_what_fits_no_float_is_refused_as_ever(con: lh.Connection, spark: SparkS
     with pytest.raises(Exception, match="column 'd'") as raised:
         write(spark.sql("select 1L k, 'x' d"), "y.texts")
     assert isinstance(lhs.raised(raised.value), SchemaMismatchError)
+
+
+def test_a_session_that_nobody_attached_reads_much_as_whom_its_application_is(
+    con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read by Python workers, too, which would find the token of who may do everything."""
+    con.create_table("y.granted", [("n", "int64")]).append([{"n": n} for n in range(10)])
+    con.create_table("y.secret", [("n", "int64")])
+    con.grant("read", "y.granted", to="reader")
+    monkeypatch.setattr(union_frame, "is_shared", lambda *_: False)  # as on a cluster
+    monkeypatch.setattr(union_frame, "is_large", lambda *_: True)
+    with lh.connect(con.uri, token=con.create_token("reader").token) as theirs:
+        lhs.attach(spark.newSession(), theirs)
+        try:
+            third = spark.newSession()
+            assert lhs.table(third, "y.granted").count() == lhs.table(third, "y.granted").count() == 10
+            # By what the session knows the format by then, Python workers read as nobody else does.
+            with pytest.raises(Exception, match="reader") as told:
+                third.read.format("lakehead").options(uri=con.uri, table="y.secret").load()
+            assert isinstance(lhs.raised(told.value), lh.PermissionDeniedError)
+        finally:
+            lhs.attach(spark, con)

@@ -228,7 +228,10 @@ def test_sparks_workers_of_nobodys_session_get_what_their_environment_says_of_on
             worker.create_table("a.t", [("k", "int64")]).append(ROWS)
             done = subprocess.run([sys.executable, "-m", "lakehead.cli.main", "table", "list"], capture_output=True)
             assert done.returncode == 0 and b"a.t" in done.stdout, done.stderr
-        assert connection.presented(f"lakehead://127.0.0.1:{host.port}", os.environ) == {}
+        assert connection.presented(f"lakehead://127.0.0.1:{host.port}", os.environ) == connection.presented(
+            f"lakehead://LOCALHOST:{host.port}", os.environ
+        )
+        assert connection.presented(f"lakehead://127.0.0.2:{host.port}", os.environ) == {}
         assert connection.presented(str(tmp_path), {"LAKEHEAD_URI": str(tmp_path), "LAKEHEAD_TOKEN": "t"}) == {}
 
 

@@ -30,7 +30,7 @@ from lakehead.client.table import TableHandle
 from lakehead.config import LakeConfig, names_principal, require_token
 from lakehead.env import Env
 from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
-from lakehead.env.credentials import FoundToken, local_host
+from lakehead.env.credentials import FoundToken, local_host, server_place
 from lakehead.env.descriptors import fill_standard_descriptors
 from lakehead.env.forks import require_threads
 from lakehead.env.interrupts import shielded
@@ -128,7 +128,8 @@ def connect(
 def presented(uri: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """What `connect` is to be given for an address, by the environment: for that of ``LAKEHEAD_URI``, and for no other,
     where whoever named it would get the token."""
-    if "://" not in uri or uri != environ.get("LAKEHEAD_URI"):
+    own = environ.get("LAKEHEAD_URI", "")
+    if "://" not in uri or "://" not in own or server_place(uri) != server_place(own):
         return {}
     names = ("token", "tls_ca", "tls_cert", "tls_key")
     return {name: given for name in names if (given := environ.get(f"LAKEHEAD_{name.upper()}"))}

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from lakehead.env.address import Address, SocketAddress, TcpAddress
+from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
 from lakehead.env.own_folders import OwnFolder, own_folders
 from lakehead.errors import StorageError
 
@@ -27,7 +27,17 @@ _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 
 def local_host(host: str) -> str:
     """The address that a host's name stands for: ``localhost`` is one of two, and another user may have the other."""
-    return "127.0.0.1" if host == "localhost" else host
+    return "127.0.0.1" if host.lower() == "localhost" else host
+
+
+def server_place(uri: str) -> str:
+    """An address by which all spellings that lead to one server of this machine are the same.
+
+    Raises:
+        InvalidUriError: it is none.
+    """
+    address = parse_uri(uri)
+    return uri if isinstance(address, SocketAddress) else f"{local_host(address.host)}:{address.port}"
 
 
 def _folder() -> OwnFolder:

@@ -30,7 +30,7 @@ def require_planned(known: MetadataStore, request: Publish, tables: Sequence[Tab
     got = [desc for desc in tables if batch <= last[desc.table_id]]
     if not now or any(_is_there(known, desc.table_id, job, batch, now) for desc in got):
         return
-    desc = got[0]
+    desc = next((desc for desc in got if known.planned(desc.table_id, job, batch)), got[0])
     was = known.planned(desc.table_id, job, batch)
     oldest = known.oldest_planned(desc.table_id, job)
     if was is None:

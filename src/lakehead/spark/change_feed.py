@@ -8,14 +8,12 @@ rows were deleted. Both are written in one go, once for each micro-batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
@@ -77,11 +75,11 @@ class ChangeFeed:
     columns: tuple[str, ...]
     scd_type: ScdType
 
-    def require_tables(self, con: Connection, schema: pa.Schema) -> list[str]:
+    def require_tables(self, con: Connection, schema: pa.Schema, *, make: bool = True) -> None:
         """Return once both exist, and fit; made from the schema of `prepared` changes where they do not.
 
-        Returns:
-            the names of those that were made.
+        Args:
+            make: without it, return if they could be made.
 
         Raises:
             WrongTableKindError, SchemaMismatchError, InvalidRequestError: the target has another key, other columns, or
@@ -121,7 +119,8 @@ class ChangeFeed:
             definition_of(self.beside, sequences, primary_key=remembered, bucket_key=bucket_key)
         else:
             self._require_fits(beside, remembered, sequences)
-        made = [name for name, table in ((self.table, target), (self.beside, beside)) if table is None]
+        if not make:
+            return
         if target is None:
             target = con.create_table(self.table, columns, primary_key=expected, bucket_key=bucket_key)
         if beside is None:
@@ -133,7 +132,22 @@ class ChangeFeed:
                 buckets=target.buckets,
                 if_not_exists=True,
             )
-        return made
+
+    def begin(self, con: Connection, schema: pa.Schema, batch: JobBatch) -> None:
+        """Before the first micro-batch that a query is given: that of its checkpoint makes the tables, others find
+        them. Made again, they would take changes for new ones that are older than what was there.
+
+        Raises:
+            TableNotFoundError: one was dropped while the query was down.
+        """
+        gone = [name for name in (self.table, self.beside) if _table(con, name) is None]
+        if gone and batch.number:
+            raise TableNotFoundError(
+                f"what the query of this checkpoint has written to {' and '.join(gone)} is gone, which someone dropped:"
+                f" begin with another checkpoint, and without {self.table} and {self.beside}",
+                table=gone[0],
+            )
+        self.require_tables(con, schema)
 
     def _require_sequence(self, t: pa.DataType) -> None:
         """Refuse what does not order changes, or what no table has or has as a key."""
@@ -510,28 +524,13 @@ def apply_changes(
             " number, string or time"
         ) from e
     writer = writer_of(prepared, checkpoint=checkpoint, name=name, trigger=trigger)
-    made = feed.require_tables(con, schema)
-    begun: list[int] = []
+    feed.require_tables(con, schema, make=False)
+    there: list[int] = []
 
     def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
-        if made and batch.number and not begun:
-            _drop(con, made)
-            raise TableNotFoundError(
-                f"what the query of this checkpoint has written to {' and '.join(made)} is gone, which someone dropped:"
-                f" begin with another checkpoint, and without {feed.table} and {feed.beside}",
-                table=made[0],
-            )
-        begun.append(batch.number)
+        if not there:
+            feed.begin(con, schema, batch)
+            there.append(batch.number)
         feed.apply(con, rows, batch, small=small)
 
-    try:
-        return started(prepared, writer, con, work)
-    except AnalysisException:  # of what no stream may have: the query has not begun
-        _drop(con, made)
-        raise
-
-
-def _drop(con: Connection, unused: Iterable[str]) -> None:
-    for name in unused:
-        with suppress(TableNotFoundError):
-            con.drop_table(name)
+    return started(prepared, writer, con, work)

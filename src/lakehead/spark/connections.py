@@ -21,9 +21,9 @@ from lakehead.api.table import Table, handle_of
 from lakehead.client.patience import Patience
 from lakehead.client.table import TableHandle
 from lakehead.config import names_principal
-from lakehead.env.address import SocketAddress, TcpAddress, parse_uri
+from lakehead.env.address import SocketAddress, parse_uri
 from lakehead.env.clock import SystemClock
-from lakehead.env.credentials import local_host
+from lakehead.env.credentials import server_place
 from lakehead.env.forks import keep
 from lakehead.env.randomness import SystemRandomness
 from lakehead.env.tls import Tls, renewed
@@ -137,12 +137,8 @@ def _told(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _place(address: str) -> str:
-    """The address by which all that lead to a server on this machine are one."""
     uri, _, number = address.partition("#")
-    parsed = parse_uri(uri)
-    if isinstance(parsed, TcpAddress):
-        uri = f"{local_host(parsed.host)}:{parsed.port}"
-    return f"{uri}#{number}" if number else uri
+    return f"{server_place(uri)}#{number}" if number else server_place(uri)
 
 
 def tell_address(spark: SparkSession, con: Connection) -> None:
@@ -208,6 +204,11 @@ def application_of(spark: SparkSession) -> str:
 
 
 _applications: weakref.WeakKeyDictionary[SparkContext, str] = weakref.WeakKeyDictionary()
+
+
+def is_attached(spark: SparkSession) -> bool:
+    """Whether a session, or the one that it is a copy of, was attached itself."""
+    return _name_of(spark) in _of_sessions
 
 
 def connection_of(spark: SparkSession) -> Connection:

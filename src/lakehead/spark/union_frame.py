@@ -35,6 +35,7 @@ from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.column_names import as_named
+from lakehead.spark.connections import is_attached
 from lakehead.spark.dead_rows import Dead, LakeParts, dead_in_plan, dead_table, split_files, without_offsets
 from lakehead.spark.floats import quoted
 from lakehead.spark.frame_steps import anti_join, broadcast, select
@@ -44,6 +45,7 @@ from lakehead.spark.kept_frame import Seen, kept_frame, look
 from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
 from lakehead.spark.scratch import ScratchFile, is_shared, planned_frame, scratch_file, scratch_frame
+from lakehead.spark.source import LakeheadDataSource
 from lakehead.spark.types import spark_schema
 from lakehead.types import TabletKey, Tier, require_tier
 
@@ -222,6 +224,8 @@ def _source_frame(
 ) -> DataFrame:
     """What Python workers read under a pin: its hot rows, and with ``lake`` all of it."""
     pinned = read.pinned
+    if not is_attached(spark):  # it means its application's connection, and would find the source without its token
+        spark.dataSource.register(LakeheadDataSource)
     source = spark.read.format("lakehead").option("uri", uri).option("table", table.name)
     source = source.option("ranges", json.dumps({str(k): list(r) for k, r in pinned.ranges.items()}))
     source = source.option("schema_id", handle_of(table).desc.schema_id)
