@@ -173,15 +173,24 @@ class FlightServer(fl.FlightServerBase):
 
 
 def _require_free(address: TcpAddress) -> None:
-    """Return if it can be listened on; gRPC would tell of it in lines of its own log.
+    """Return if something that its host stands for can be listened on; of what cannot, gRPC tells in lines of its own
+    log.
 
     Raises:
-        OSError: it cannot.
+        OSError: nothing can.
     """
-    family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(where)
+    failed: OSError | None = None
+    found = socket.getaddrinfo(address.host.strip("[]"), address.port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+                return
+        except OSError as e:
+            failed = failed or e
+    if failed is not None:
+        raise failed
 
 
 def _end_with_process(server: FlightServer) -> None:

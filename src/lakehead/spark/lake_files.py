@@ -81,7 +81,7 @@ class LakeScan:
         self._own = spark_schema(columns, lake)
         self._schema = spark_schema(columns, lake, as_stored="us")
         self._of_others = spark_schema(columns, lake, as_stored="others")
-        self._fits = not may_not_fit(self._of_others, columns)
+        self._fits = not may_not_fit(self._of_others, pa.struct(list(columns)))
 
     def __call__(
         self, files: Iterable[LakeFile], extra: _Extra | None = None, beside: Sequence[ScratchFile] = ()

@@ -51,7 +51,7 @@ class Target:
     """Where rows go, and what is done with them there.
 
     Attributes:
-        uri: address of the server.
+        uri: address of the server, or `worker_address` where the driver fills this in.
         table: the table's name. A table that does not exist is made, with the DataFrame's columns and ``definition``.
         operation: ``append``, ``upsert`` or ``delete``; None for what the kind of the table takes, append or upsert.
         columns: of an upsert, the columns to take; the others stay as they are.

@@ -121,8 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("lakehead.tiering").setLevel(logging.INFO)
-    to = functools.partial(connect, given.uri, **presented(given.uri, {**os.environ, "LAKEHEAD_URI": given.uri}))
     try:
+        to = functools.partial(connect, given.uri, **presented(given.uri, {**os.environ, "LAKEHEAD_URI": given.uri}))
         open_service(None, to, given.table, small_rounds=given.small_rounds).run(given.seconds)
     except LakeheadError as e:
         print(f"error {e.code}: {e}", file=sys.stderr)

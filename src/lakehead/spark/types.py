@@ -110,7 +110,7 @@ def fitted(column: Column, stored: st.DataType, own: pa.DataType, table: str) ->
     ``spark.sql.ansi.enabled`` says: Spark's casts make other values of it, or null.
     """
     to = nullable(spark_type(own))
-    if not _may_not_fit(stored, own):
+    if not may_not_fit(stored, own):
         return column.cast(to)
     if isinstance(stored, st.StructType):
         parts = [fitted(column[f.name], f.dataType, own.field(i).type, table) for i, f in enumerate(stored)]
@@ -143,22 +143,17 @@ def fitted(column: Column, stored: st.DataType, own: pa.DataType, table: str) ->
 _PER_SECOND = {"s": 1, "ms": 1000}
 
 
-def _may_not_fit(stored: st.DataType, own: pa.DataType) -> bool:
+def may_not_fit(stored: st.DataType, own: pa.DataType) -> bool:
     """Whether a column of a file of this type, as of `spark_schema`, may hold values that another type has none of."""
     if isinstance(stored, st.StructType):
-        return any(_may_not_fit(f.dataType, own.field(i).type) for i, f in enumerate(stored))
+        return any(may_not_fit(f.dataType, own.field(i).type) for i, f in enumerate(stored))
     if isinstance(stored, st.ArrayType):
-        return _may_not_fit(stored.elementType, own.value_type)
+        return may_not_fit(stored.elementType, own.value_type)
     if isinstance(stored, st.MapType):
-        return _may_not_fit(stored.keyType, own.key_type) or _may_not_fit(stored.valueType, own.item_type)
+        return may_not_fit(stored.keyType, own.key_type) or may_not_fit(stored.valueType, own.item_type)
     if pa.types.is_timestamp(own) or pa.types.is_time(own):
         return own.unit in _PER_SECOND
     return not are_alike(stored, _plain_type(own))
-
-
-def may_not_fit(stored: st.StructType, own: pa.Schema) -> bool:
-    """Whether rows of a file of other engines with these columns may hold values that do not fit these."""
-    return any(_may_not_fit(f.dataType, of.type) for f, of in zip(stored, own, strict=True))
 
 
 def are_alike(a: st.DataType, b: st.DataType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,6 +61,25 @@ def test_many_small_batches_ask_no_more_often(tmp_path: Path, monkeypatch: pytes
                 assert next(feed).rows["n"].to_pylist() == [n]
         streams = {id(client) for client in asked}
         assert len(asked) == len(streams)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])
+def test_it_listens_on_each_spelling_of_this_machine(tmp_path: Path, host: str) -> None:
+    if host == "[::1]" and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with (
+        contextlib.closing(serve(tmp_path / "data", ServerConfig(host=host, token="t"))) as served,
+        lh.connect(served.uri, token="t") as con,
+    ):
+        assert con.tables() == []
 
 
 def test_a_port_that_is_taken_is_told_and_by_us_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
